@@ -1,4 +1,4 @@
-"""Puts into packages the commit that they are built from, the chat page where `make page` has built it, and an SBOM."""
+"""Adds to packages the commit that they are built from, the chat page if `make page` has built it, and an SBOM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_DEVELOPERS = ("dev", "docs")  # extras that no code of the wheel asks for
 
 
 class Build(BuildHookInterface[Any]):
-    """A wheel without the page works, but for `package --app web` and `chat --web`, which say so."""
+    """A wheel without the page works, except for `package --app web` and `chat --web`, which say so."""
 
     PLUGIN_NAME = "custom"
 
@@ -55,7 +55,7 @@ class Build(BuildHookInterface[Any]):
 def sbom(
     root: Path, version: str, required: Sequence[str], extras: Mapping[str, Sequence[str]], with_page: bool
 ) -> dict[str, Any]:
-    """What a wheel contains and what it asks for, as CycloneDX 1.6 (ECMA-424). PEP 770 says where it lies.
+    """A wheel's contents and requirements, as CycloneDX 1.6 (ECMA-424). PEP 770 defines its place.
 
     No time and no random number is in it: the same tree has the same.
     """
@@ -99,7 +99,7 @@ def _requirement(text: str, scope: str) -> dict[str, Any]:
 
 
 def _npm(root: Path) -> Iterator[dict[str, Any]]:
-    """The packages that the chat page is made of: those of the lock file that building and types alone do not need."""
+    """The packages in the chat page: those of the lock file that are not only for building and types."""
     lock = json.loads((root / "apps" / "chat-web" / "package-lock.json").read_text(encoding="utf-8"))
     for place, facts in lock["packages"].items():
         if place and not facts.get("dev") and not facts.get("optional"):
@@ -110,7 +110,7 @@ def _npm(root: Path) -> Iterator[dict[str, Any]]:
 
 
 def _demo_model(root: Path, version: str) -> dict[str, Any]:
-    """The model that `mlcpipe chat` talks to where none is named; it is made here (apps/demo_model/README.md)."""
+    """The default model of `mlcpipe chat`, which is made here (apps/demo_model/README.md)."""
     digits = hashlib.sha256((root / _DEMO).read_bytes()).hexdigest()
     purl = f"pkg:generic/mlcpipe-demo-model@{version}"
     return _component("machine-learning-model", purl, "mlcpipe-demo-model", version, _LICENSE, ("SHA-256", digits))

@@ -2,8 +2,8 @@
 
     python -m bench.bench_adapters [--model llama-1b] [--quantization q4f16_1] [--rank 16] [--batches 1,8]
 
-The adapters are random, of all projections. What it divides are medians of neighbours in time; the limit is that of the
-bytes that a step reads.
+The adapters are random, for all projections. Ratios are of medians adjacent in time; the limit follows from the bytes that
+a step reads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write_adapter(folder: Path, adapted: Sequence[AdaptedInfo], rank: int, seed:
 
 
 def decode_s(core: Core, prompts: Sequence[tuple[int, ...]], adapters: Sequence[Adapter | None]) -> float:
-    """Median seconds of steps in which all of these answer."""
+    """Median seconds of decode steps of all these requests."""
     for prompt, adapter in zip(prompts, adapters):
         core.scheduler.submit(Request(prompt, _STEPS + 4, params=GREEDY, adapter=adapter))
     running, seconds = core.scheduler.residency.running, []
@@ -67,7 +67,7 @@ def decode_s(core: Core, prompts: Sequence[tuple[int, ...]], adapters: Sequence[
 
 
 def measure(core: Core, adapters: Sequence[Adapter], batch: int) -> dict[str, tuple[float, float]]:
-    """Of one adapter, and of one for each: the tokens a second beside none, and the lowest ratio of a round."""
+    """For one adapter, and one per request: tokens per second relative to none, and the lowest ratio of a round."""
     draw = random.Random(batch)
     vocab = core.bundle.manifest.model.vocab_size
     prompts = [tuple(draw.randrange(1, vocab) for _ in range(_PROMPT)) for _ in range(batch)]
@@ -83,7 +83,7 @@ def measure(core: Core, adapters: Sequence[Adapter], batch: int) -> dict[str, tu
 
 
 def limit_of(manifest: Manifest, adapters: int, rank: int) -> float:
-    """Tokens a second beside none, if a step took as long as its bytes."""
+    """Tokens per second beside none, if a step took as long as its bytes."""
     weights = manifest.memory_plan.weights_read
     return weights / (weights + adapters * blocks_of(rank) * block_bytes(manifest.model))
 

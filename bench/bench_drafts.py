@@ -5,7 +5,7 @@
     python -m bench.bench_drafts --draft-head eagle
     python -m bench.bench_drafts --checkpoint FOLDER --head FOLDER --questions FILE
 
-Each drafted token is right with probability `--rate`. A draft model or head computes what it would, and its words are
+Each drafted token is right with probability `--rate`. A draft model or head computes as usual, and its tokens are
 replaced.
 """
 
@@ -58,7 +58,7 @@ class Oracle:
 
 
 class ModelOracle(ModelDrafter):
-    """Says what an oracle does when the model has computed as many tokens."""
+    """Drafts the oracle's tokens after the model has computed as many."""
 
     def __init__(self, model: DraftSource, rate: float) -> None:
         super().__init__(model, Lookup(), GREEDY)
@@ -75,7 +75,7 @@ def answers(
     oracles: Sequence[Oracle | ModelOracle | None],
     model: DraftSource | None = None,
 ) -> tuple[float, list[list[int]]]:
-    """Tokens a second while all are answered, and what the answers are."""
+    """Tokens per second while all are running, and the answers."""
     sequences = [
         core.scheduler.submit(Request(prompt, _ANSWER, params=GREEDY, drafter=oracle))
         for prompt, oracle in zip(prompts, oracles)
@@ -95,7 +95,7 @@ def answers(
 
 
 def measure(core: Core, model: DraftSource | None, batch: int, rate: float) -> tuple[float, float, float, float]:
-    """Median tokens a second without and with drafts and of their ratio in turn; the share of drafts that stood."""
+    """Median tokens per second without and with drafts and of their ratio in turn; the acceptance rate."""
     rng = random.Random(batch)
     vocab = core.bundle.manifest.model.vocab_size
     prompts = [tuple(rng.randrange(1, vocab) for _ in range(_PROMPT)) for _ in range(batch)]
@@ -129,7 +129,7 @@ class _Off:
 
 
 def compare(engine: Engine, questions: Sequence[str], batch: int) -> Iterator[tuple[str, float, float]]:
-    """Of drafts by lookup and by the bundle's head: tokens a second beside none, and the share that stood."""
+    """For drafts by lookup and by the bundle's head: tokens per second relative to none, and the acceptance rate."""
     core = Core(engine.model.bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
     source, totals = _source(core, None, batch), core.scheduler.totals
     assert source is not None
@@ -169,7 +169,7 @@ def _load(name: str, options: argparse.Namespace, kind: str | None = None) -> Lo
 
 
 def _source(core: Core, smaller: LoadedBundle | None, batch: int) -> DraftSource | None:
-    """What drafts beside `core`: a model, or the bundle's head."""
+    """The drafter for `core`: a model, or the bundle's head."""
     model = core.bundle.manifest.model
     if smaller is not None:
         return DraftModel(smaller, batch * 512, batch)

@@ -1,4 +1,4 @@
-"""Measures what the native runtime takes besides time: bytes of programs, private memory, allocations, instructions.
+"""Measures the native runtime's resources: bytes of programs, private memory, allocations, instructions.
 
     python -m bench.bench_native [--parts sizes,memory,text,kotlin,loop,instructions] [--model llama-1b]
         [--llama-bench-arm64 FILE]
@@ -174,7 +174,7 @@ def loop(work: Path, options: argparse.Namespace) -> list[Row]:
 
 
 def instructions(work: Path, options: argparse.Namespace) -> list[Row]:
-    """Of one token more in a prompt and in an answer, on one emulated CPU with dot products."""
+    """For one more token in a prompt and in an answer, on one emulated CPU with dot products."""
     qemu, gcc = shutil.which("qemu-aarch64"), shutil.which("gcc")
     if qemu is None or gcc is None:
         raise UsageError("instructions are counted by qemu", expected="qemu-user and gcc")
@@ -230,7 +230,7 @@ def _counted(command: Sequence[str]) -> int:
 
 
 def _run(command: Sequence[str]) -> str:
-    """What it printed to stderr. Raises ResourceError."""
+    """Its output on stderr. Raises ResourceError."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ResourceError(" ".join(command[:6]) + " failed", found=done.stderr.strip()[-300:])
@@ -238,7 +238,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 def peak_private_bytes(command: Sequence[str]) -> int:
-    """The most private memory that a command had at once, looked at every 2 ms."""
+    """The peak of a command's private memory, sampled every 2 ms."""
     peak = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
         while running.poll() is None:
@@ -248,7 +248,7 @@ def peak_private_bytes(command: Sequence[str]) -> int:
 
 
 def private_bytes(process: int) -> int:
-    """The private memory that a process has now, 0 where it has ended."""
+    """The current private memory of a process, 0 if it has ended."""
     try:
         status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     except OSError:

@@ -46,7 +46,7 @@ Commands = dict[str, list[str]]  # how each server is started, by name
 
 
 def commands(work: Path, options: argparse.Namespace) -> Commands:
-    """Makes what the servers need. Raises what the steps raise."""
+    """Makes the servers' inputs. Raises what the steps raise."""
     from bench.make_gguf import make_gguf
 
     checkpoint, program = work / f"{options.model}-text", work / "native-program"
@@ -102,7 +102,7 @@ def _is_ready(url: str) -> bool:
 
 
 def ratios(levels: Sequence[Level]) -> Table:
-    """Tokens per second of each load, and of the others' the first server's share."""
+    """Tokens per second of each load, and the first server's ratio to the others."""
     servers = list(dict.fromkeys(level.server for level in levels))
     table = Table("tokens per second", *servers)
     for load in dict.fromkeys(level.load for level in levels):

@@ -113,7 +113,7 @@ def _quietest(cells: Sequence[Cell], runner: Runner, patience: Patience) -> tupl
             + "".join(f", share {share:.2f}" for share in output.shares.values()),
             file=sys.stderr,
         )
-        # a machine that did not get quiet will not be in the next attempt either
+        # a machine that did not get quiet will not do so in the next attempt either
         if measured.foreign_cores <= patience.limit_cores or not came:
             break
     return min(tries, key=lambda one: one[0].foreign_cores)
@@ -176,7 +176,7 @@ def keep(content: Mapping[str, Any], path: Path | None) -> None:
 
 
 def circumstances(runners: Sequence[Runner], options: argparse.Namespace, log: Log) -> dict[str, str]:
-    """What a reader must know to judge the numbers."""
+    """The circumstances, for judging the numbers."""
     ours = log.said[OURS]
     facts = {
         "cpu": f"{ours['cpu']}, {ours['threads']} threads; {system_name()}",

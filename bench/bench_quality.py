@@ -1,4 +1,4 @@
-"""Compares quantizations and methods on the ruler: bits a weight, KL divergence, and that beside today's default.
+"""Compares quantizations and methods on the ruler: bits per weight, KL divergence, and that beside today's default.
 
     python -m bench.bench_quality RULER [--tokens 16384] [--only q4f16_1,q4f16_k] [--bits 4.6,5] [--outliers]
         [--llama-bench PATH]
@@ -6,7 +6,7 @@
 RULER is the folder that `python apps/demo_model/ruler.py -o RULER` fills. All rows score the same positions of its held-out
 text, so that differences are known better than the divergences themselves: the ratio's error is of pairs. With llama-bench,
 as bench.build_llama_cpp builds it, llama.cpp quantizes the same checkpoint, also with an importance matrix of RULER's
-calibration text, and its files are kept bit for bit. With --bits plans of `--bits-per-weight` are rows too; sensitivity is
+calibration text, and its files are kept bit for bit. With --bits recipes of `--bits-per-weight` are rows too; sensitivity is
 measured on the same text.
 """
 
@@ -32,12 +32,12 @@ from mlcpipe.cli.terminal import stderr_console, stdout_console
 from mlcpipe.defaults import AWQ, GPTQ, KEEP, LOCAL_TARGET, QUALITY_TOKENS, RTN, SEARCH
 from mlcpipe.errors import UsageError
 from mlcpipe.progress import Progress, console_progress
-from mlcpipe.quality.bits import plan_bits
-from mlcpipe.quality.measure import Plan, score_prefill
+from mlcpipe.quality.bits import choose_bits
+from mlcpipe.quality.measure import QualityOptions, score_prefill
 from mlcpipe.quality.reference import prepare_reference
 from mlcpipe.quality.sensitivity import measure_sensitivity
 from mlcpipe.quality.statistics import Scores, compare
-from mlcpipe.quantization.plan import QuantizationPlan
+from mlcpipe.quantization.recipe import QuantizationRecipe
 from mlcpipe.targets import load_target
 
 # Quantization, method, and whether it is calibrated on the ruler's text. The first is what the others are compared with.
@@ -67,10 +67,10 @@ def ratio(scores: Scores, base: Scores) -> tuple[float, float]:
 
 
 def measure(
-    source: Path, name: str, quantization: str | QuantizationPlan, method: str | None, plan: Plan, progress: Progress,
+    source: Path, name: str, quantization: str | QuantizationRecipe, method: str | None, plan: QualityOptions, progress: Progress,
     calibration: Path | None = None,
 ) -> Row:  # fmt: skip
-    """Compile a checkpoint to a bundle beside the plan's, which must not be loaded twice under one name, and score it."""
+    """Compile a checkpoint to its own bundle, as no name may be loaded twice, and score it."""
     plan = replace(plan, bundle=plan.bundle.with_name(name.replace(" ", "-")))
     began = time.perf_counter()
     mlcpipe.compile(
@@ -83,11 +83,11 @@ def measure(
     return Row(name, bits, seconds, score_prefill(plan, progress))
 
 
-def plans_of(checkpoint: Path, text: Path, bits: Sequence[float], progress: Progress) -> list[QuantizationPlan]:
-    """The plans of so many bits; the sensitivity is measured once."""
+def recipes_of(checkpoint: Path, text: Path, bits: Sequence[float], progress: Progress) -> list[QuantizationRecipe]:
+    """The recipes of so many bits; the sensitivity is measured once."""
     source, target = open_checkpoint(checkpoint), load_target(LOCAL_TARGET)
     sensitivity = measure_sensitivity(source, text, progress) if bits else None
-    return [plan_bits(source, target, each, sensitivity, progress)[0] for each in bits if sensitivity is not None]
+    return [choose_bits(source, target, each, sensitivity, progress)[0] for each in bits if sensitivity is not None]
 
 
 def files_of(checkpoint: Path, text: Path, work: Path, llama_bench: Path) -> Iterator[tuple[str, Path]]:
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("ruler", type=Path)
     parser.add_argument("--tokens", type=int, default=QUALITY_TOKENS)
     parser.add_argument("--only", default="", help="quantizations to compare with the first row: q4f16_1,q4f16_k")
-    parser.add_argument("--bits", default="", help="plans of --bits-per-weight: 4.6,5")
+    parser.add_argument("--bits", default="", help="recipes of --bits-per-weight: 4.6,5")
     parser.add_argument("--outliers", action="store_true", help="plant outlier channels first")
     parser.add_argument("--llama-bench", type=Path, default=None)
     options = parser.parse_args()
@@ -136,7 +136,7 @@ def main() -> None:
     work.mkdir(exist_ok=True)
     with console_progress(stderr_console(), lasting=False) as progress:
         reference = prepare_reference(checkpoint, 0, progress)
-        plan = Plan(work / "bundle", reference, text, options.tokens)
+        plan = QualityOptions(work / "bundle", reference, text, options.tokens)
         chosen = options.only.split(",") if options.only else [quantization for quantization, _, _ in METHODS]
         rows = []
         for quantization, method, calibrated in (row for row in METHODS if row == METHODS[0] or row[0] in chosen):
@@ -145,7 +145,7 @@ def main() -> None:
             rows.append(measure(checkpoint, name, quantization, method, plan, progress, known))
         bits = [float(each) for each in options.bits.split(",") if each]
         calibration = options.ruler / "calibration.txt"
-        for each, mixed in zip(bits, plans_of(checkpoint, calibration, bits, progress)):
+        for each, mixed in zip(bits, recipes_of(checkpoint, calibration, bits, progress)):
             for method, known in ((SEARCH, None), (SEARCH, calibration), (GPTQ, calibration)):
                 name = f"{each:g} bits {method}{' calibrated' if known else ''}"
                 rows.append(measure(checkpoint, name, mixed, method, plan, progress, known))

@@ -51,7 +51,7 @@ def lengths(text: str) -> Callable[[random.Random], int]:
 
 @dataclass(frozen=True)
 class Level:
-    """What one load showed. Times in seconds as percentiles 50, 90 and 99; None where nothing was measured.
+    """The results of one load. Times in seconds as percentiles 50, 90 and 99; None if nothing was measured.
 
     server     its address
     load       "8 clients", or "2 requests/s"
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--api", choices=("chat", "completions"), default="chat", help="completions for models without a template")
     add("--api-key")
     add("--concurrency", type=_numbers, default=(), help="clients who wait for their answers, as 1,4,8")
-    add("--rate", type=_numbers, default=(), help="requests a second, arriving at random (Poisson), as 0.5,1,2")
+    add("--rate", type=_numbers, default=(), help="requests per second, arriving at random (Poisson), as 0.5,1,2")
     add("--requests", type=count, default=32, help="for each load (default: %(default)s)")
     add("--prompt-tokens", default="128", help="N, A-B evenly, ~MEAN exponentially (default: 128)", type=lengths)
     add("--answer-tokens", default="64", help="likewise (default: 64)", type=lengths)

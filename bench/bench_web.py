@@ -73,7 +73,7 @@ def measure_parts(runners: Sequence[WebRunner], options: argparse.Namespace, con
 
 
 def circumstances(runners: Sequence[WebRunner], options: argparse.Namespace, log: Log) -> dict[str, str]:
-    """What a reader must know to judge the numbers."""
+    """The circumstances, for judging the numbers."""
     ours = log.said[OURS]
     window = "with a window" if options.headed else "headless"
     facts = {
@@ -103,7 +103,7 @@ def adapter_name(adapter: Mapping[str, Any]) -> str:
 
 
 def own_time(log: Log) -> dict[str, str]:
-    """What a page does for a token while it does not wait for the GPU: with WebLLM, and with TVM's runtime alone."""
+    """A page's own time per token, without waiting for the GPU: with WebLLM, and with TVM's runtime alone."""
     samples = {name: log.said[name]["samples"] for name in (OURS, PLAIN) if name in log.said}
     if not all("own_ms" in some for some in samples.values()) or PLAIN not in samples:
         return {}

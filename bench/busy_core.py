@@ -47,7 +47,7 @@ class Loss:
 
 
 def fair_share(threads: int, hogs: int, processors: int) -> float:
-    """What `threads` equal threads of `threads + hogs` get of what they have alone, on `processors` processors.
+    """The share that `threads` of `threads + hogs` equal threads get, relative to running alone, on `processors`.
 
     Each thread gets one processor, or its part of all of them where there are more threads than processors.
     """

@@ -1,6 +1,6 @@
-"""What the arithmetic of this CPU gives: multiply-adds on registers alone, on every thread, no memory read.
+"""The arithmetic ceiling of this CPU: multiply-adds on registers only, on every thread, no memory read.
 
-The instructions are those of the kernels: float32 vectors, and the integer dot product of the variant where it has one.
+The instructions are those of the kernels: float32 vectors, and the integer dot product of the variant, if it has one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environments of their own for other projects' packages."""
+"""Separate environments for other projects' packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlcpipe.errors import ResourceError
 
-_READY = "ready"  # a file that is written when every package is there
+_READY = "ready"  # a file that is written when every package is installed
 
 
 def make_environment(home: Path, packages: Sequence[str], *, without: Sequence[str] = ()) -> Path:
@@ -30,7 +30,7 @@ def make_environment(home: Path, packages: Sequence[str], *, without: Sequence[s
 
 
 def run(command: Sequence[str]) -> None:
-    """Run a step; what it prints goes to stderr. Raises ResourceError if it fails."""
+    """Run a step; its output goes to stderr. Raises ResourceError if it fails."""
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # checkpoints are folders: nothing is to be fetched
     status = subprocess.run(command, stdout=sys.stderr, env=offline, check=False).returncode
     if status:

@@ -3,7 +3,7 @@
     python -m bench.make_gguf CHECKPOINT FILE.gguf [--bits 8]
 
 With 16 bits the matrices are float16, to be quantized by llama.cpp. Q4_0 stores 32 weights in 16 bytes of codes and a
-float16 scale, as q4f16_1 does: 4.5 bits a weight on both sides; Q8_0 and q8f16_1 have 8.5. The vocabulary is that of
+float16 scale, as q4f16_1 does: 4.5 bits per weight on both sides; Q8_0 and q8f16_1 have 8.5. The vocabulary is that of
 tokenizer.json where the checkpoint has one of byte-level BPE that merges anything, with GPT-2's splits; else it is made
 up (llama-bench feeds token ids), and the file is good for measuring speed alone.
 """

@@ -40,7 +40,7 @@ def write_loop_program(compiler: Linker, cache: Path, output: Path) -> None:
 
 
 def loop_costs(program: Path, bundle: Path, tokens: int, sequences: Sequence[int] = ()) -> list[LoopCost]:
-    """What so many tokens cost in one answer of each kind, and in steps of so many answers. Raises ResourceError."""
+    """The cost of `tokens` in one answer of each kind, and in steps of several answers. Raises ResourceError."""
     command = [str(program), str(bundle), str(tokens), *map(str, sequences)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -38,7 +38,7 @@ def load(options: argparse.Namespace) -> list[float]:
 
 
 def bench(options: argparse.Namespace, tokens: int) -> list[float]:
-    """Tokens a second, or bytes."""
+    """Tokens per second, or bytes."""
     decoded = 2 if options.kind == "prefill" else options.decode_tokens + 1
     said = run(options, "bench", "--prompt-tokens", max(tokens, 1), "--max-tokens", decoded, "--json")
     if options.kind == "memory":

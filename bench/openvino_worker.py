@@ -2,7 +2,7 @@
 
     python openvino_worker.py MODEL KIND TOKENS,TOKENS... --threads 2 --repeats 3 --decode-tokens 32
 
-Prints a line of JSON about the runtime and one for each number of tokens: tokens a second (prefill, decode), seconds
+Prints a line of JSON about the runtime and one for each number of tokens: tokens per second (prefill, decode), seconds
 (load) or bytes (memory). Every prefill gets a new random prompt, as the pipeline keeps the KV cache of prefixes.
 """
 
@@ -74,7 +74,7 @@ def _decode(pipe: Pipeline, tokens: int, options: argparse.Namespace) -> Iterato
 
 
 def _batch(pipe: Pipeline, sequences: int, options: argparse.Namespace) -> Iterator[float]:
-    """Tokens a second of all sequences, from when each has its first one."""
+    """Tokens per second of all sequences, from when each has its first one."""
     for _ in range(1 + options.repeats):
         count = 1 + 2 * options.decode_tokens
         handles = [

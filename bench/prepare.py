@@ -1,4 +1,4 @@
-"""Makes what a comparison needs: checkpoints, bundles, GGUF files, llama.cpp and OpenVINO; each once, then kept."""
+"""Makes the inputs of a comparison: checkpoints, bundles, GGUF files, llama.cpp and OpenVINO; each once, then kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes what the comparison in a browser needs: checkpoint, bundle, ONNX, GGUF, npm packages; each once, then kept."""
+"""Makes the inputs of the comparison in a browser: checkpoint, bundle, ONNX, GGUF, npm packages; each once, then kept."""
 
 from __future__ import annotations
 

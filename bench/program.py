@@ -1,4 +1,4 @@
-"""What the programs of this folder share: their command line, and how they end."""
+"""Shared by the programs of this folder: their command line and exit."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _USED = ("user", "nice", "system", "irq", "softirq")
 
 @dataclass(frozen=True)
 class Measured:
-    """What a command printed and how it ran: seconds, and cores that others or the hypervisor used.
+    """A command's output and circumstances: seconds, and cores that others or the hypervisor used.
 
     `children_cpu_s`: CPU seconds of the command and those of its descendants that somebody waited for.
     """

@@ -20,7 +20,7 @@ _WEIGHTS = {0: "weights of a GGUF file", 4: "4-bit weights", 8: "8-bit weights"}
 
 @dataclass(frozen=True)
 class Run:
-    """One cell in one process: what it measured, and seconds and cores that others and the hypervisor used meanwhile.
+    """One cell in one process: its result, and seconds and cores that others and the hypervisor used meanwhile.
 
     `read_gb_s` is the read bandwidth that our process measured between its repeats, and `share` what decoding had of it.
     """

@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one process measured over its repeats, in the unit of the cell."""
+    """One process's result over its repeats, in the unit of the cell."""
 
     median: float
     low: float
@@ -51,7 +51,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Output:
-    """What a process measured, and what it said about itself.
+    """A process's results, and its facts about itself.
 
     Ours also says what share of the read bandwidth decoding had, and that bandwidth (GB/s); browsers say how many CPU
     seconds they used.

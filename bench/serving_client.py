@@ -87,7 +87,7 @@ async def send(
 
 
 def _read(answer: Answer, parts: Parts) -> Answer:
-    """The answer with what its parts say."""
+    """The answer with the content of its parts."""
     usage = {"prompt_tokens": 0, "completion_tokens": 0}
     try:
         status, lines = _response(parts)

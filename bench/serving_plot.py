@@ -13,7 +13,7 @@ Points = Sequence[tuple[str, float, Sequence[float]]]
 
 
 def plot(panels: dict[str, Points]) -> str:
-    """The SVG of panels of points (name, tokens a second, percentiles 50, 90 and 99 in seconds)."""
+    """The SVG of panels of points (name, tokens per second, percentiles 50, 90 and 99 in seconds)."""
     parts = [_panel(title, sorted(points, key=lambda one: one[1]), at * 510) for at, (title, points) in enumerate(panels.items())]  # fmt: skip
     start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {510 * len(parts)} {_HEIGHT + _TOP + 50}"'
     return f'{start} font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'

@@ -11,4 +11,4 @@ answer = engine.chat(
     max_tokens=100,
 )
 print(answer.text)
-print(f"{answer.finish_reason}, {answer.stats.decode_tok_s:.0f} tokens a second", file=sys.stderr)
+print(f"{answer.finish_reason}, {answer.stats.decode_tok_s:.0f} tokens per second", file=sys.stderr)

@@ -11,7 +11,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main() -> int:
-    """Run the command line and return its exit code; Ctrl-C ends the program in silence from the first import on."""
+    """Run the command line and return its exit code; Ctrl-C ends the program silently from the first import on."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else the caller wants it ignored
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
@@ -20,10 +20,10 @@ def main() -> int:
     try:
         signal.signal(signal.SIGINT, before)
         code = run()
-    except KeyboardInterrupt:  # before or after what `run` covers
+    except KeyboardInterrupt:  # before or after `run`
         code = _INTERRUPTED
     if any(thread.name == "mlcpipe-loading" for thread in threading.enumerate()):
-        os._exit(code)  # Python ends the thread of a server that still loads; native code would call std::terminate
+        os._exit(code)  # else Python ends the loading thread, whose native code calls std::terminate
     return code
 
 

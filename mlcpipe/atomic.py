@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 from mlcpipe.disk import check_disk_space, full_disk_named
 from mlcpipe.errors import MlcpipeError, UsageError
 
-_WRITER_S = 60  # of a file: more than a busy disk needs
-_OWN = "mlcpipe-"  # what temporary names beside an output have, and files of users have not
+_WRITER_S = 60  # for a file: more than a busy disk needs
+_OWN = "mlcpipe-"  # in temporary names beside an output, and not in names of users' files
 
 
 @contextmanager
@@ -32,10 +32,10 @@ def atomic_directory(dest: Path, *, replaces: str = "", needed_bytes: int = 0) -
     the temporary folder; the next call for the same `dest` removes those of killed processes. A non-empty folder is
     replaced only if one of its files matches the pattern `replaces`, and in one step: whenever the process is killed,
     `dest` is the old folder or the new one. (A file system that cannot exchange folders takes two steps; the next call
-    restores what was killed between them.)
+    restores a folder killed between them.)
 
     Raises UsageError when `dest` is a file, must not be replaced or is being written by another run, ResourceError
-    when the disk has less than `needed_bytes` or fills up, and OSError for what else the system refuses.
+    when the disk has less than `needed_bytes` or fills up, and OSError for any other failure.
     """
     dest = Path(os.path.realpath(dest))
     with contextlib.ExitStack() as cleanup, full_disk_named(dest, needed_bytes):
@@ -63,7 +63,7 @@ def atomic_write(path: Path, data: bytes) -> None:
 def atomic_file(path: Path, needed_bytes: int, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yields an empty file of this mode of open(2), which becomes `path` when the block ends without an exception.
 
-    A reader sees the old content or the new. Writers wait for each other. What a killed writer left beside is removed.
+    A reader sees the old content or the new. Writers wait for each other. Leftovers of killed writers are removed.
     Raises ResourceError when the disk has less than `needed_bytes` or fills up, UsageError when another writer takes
     too long, and OSError for any other failure.
     """
@@ -101,9 +101,9 @@ def check_destination(dest: Path, replaces: str = "") -> None:
 
 
 def check_early(dest: Path, replaces: str = "") -> None:
-    """As `check_destination`, before the work. Also removes the lock of a run that was killed when all was written.
+    """As `check_destination`, before the work. Also removes the lock of a run killed after it wrote everything.
 
-    Raises UsageError, also where another run is writing there.
+    Raises UsageError, also if another run is writing there.
     """
     dest = Path(os.path.realpath(dest))
     if _lock_file(dest).exists():
@@ -145,7 +145,7 @@ def _sibling(path: Path, purpose: str) -> Path:
 
 
 def _clear(dest: Path) -> None:
-    """Removes what killed runs left beside `dest`; where it is missing, the old folder that was moved away returns."""
+    """Remove leftovers of killed runs beside `dest`; if `dest` is missing, move the old folder back."""
     ours = re.compile(rf"\.{re.escape(dest.name)}\.{_OWN}(partial|replaced)-[0-9a-f]{{8}}")
     with os.scandir(dest.parent) as entries:
         found = [(entry, ours.fullmatch(entry.name)) for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -176,7 +176,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _publish(partial: Path, dest: Path) -> None:
-    """Makes `partial` the folder `dest`; what was there is called `partial` then, or is gone."""
+    """Rename `partial` to `dest`; the old folder is then called `partial`, or deleted."""
     try:
         if not dest.exists():
             os.rename(partial, dest)
@@ -190,14 +190,14 @@ def _publish(partial: Path, dest: Path) -> None:
                 raise
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # a folder that came meanwhile
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # a folder created meanwhile
             raise _not_empty(dest) from error
         raise
     _flush_folder(dest.parent)
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Swaps the names of two folders in one step; False where the system or file system cannot.
+    """Swap the names of two folders in one step; False if the system or file system cannot.
 
     renameat2(2) with RENAME_EXCHANGE on Linux, renamex_np(2) with RENAME_SWAP on macOS; both flags are 2.
     """

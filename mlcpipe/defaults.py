@@ -5,14 +5,14 @@ from __future__ import annotations
 DEFAULT_TARGET = "cpu"
 LOCAL_TARGET = "cpu-native"  # for bundles in the cache, which run only on this machine
 DEFAULT_QUANTIZATION = "q4f16_1"
-AUTO_QUANTIZATION = "q4f16_m"  # what "auto" stands for
+AUTO_QUANTIZATION = "q4f16_m"  # the meaning of "auto"
 KEEP = "keep"  # quantization: weights as the checkpoint has them, bit for bit
 RTN, SEARCH, AWQ, GPTQ = METHODS = ("rtn", "search", "awq", "gptq")  # how the numbers of a quantization are chosen
 CALIBRATION_TOKENS = 8192  # of a calibration text, spread over it
-OWN_CALIBRATION, NO_CALIBRATION = "own", "none"  # calibration: a text of mlcpipe's, no text
+OWN_CALIBRATION, NO_CALIBRATION = "own", "none"  # calibration: the built-in text, no text
 AUTO = "auto"  # quantization: AUTO_QUANTIZATION, in a library for the target and each companion; device: any
-QUALITY_TOKENS = 16384  # of the text that quality is measured on
-QUALITY_DECODE_TOKENS = 2048  # those of them that are computed token by token too
+QUALITY_TOKENS = 16384  # of the text to measure quality on
+QUALITY_DECODE_TOKENS = 2048  # of these, computed token by token too
 PRUNING_METHODS = ("wanda", "sparsegpt", "heads", "width", "layers")  # mlcpipe/pruning/methods/
 PRUNED_RATIO = 0.25  # of the heads, columns or layers
-DISTILL_RECIPE = "distill.toml"  # beside a pruned checkpoint
+DISTILL_RECIPE = "distill.toml"  # in a pruned checkpoint

@@ -1,4 +1,4 @@
-"""Free disk space: asked for before the work, and named when a write fails."""
+"""Free disk space: checked before the work, and named when a write fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _sized(count: int) -> str:
 
 @contextmanager
 def full_disk_named(dest: Path, needed_bytes: int = 0) -> Iterator[None]:
-    """Raises ResourceError in the place of the system's word for a full disk, which names no file."""
+    """Raises ResourceError instead of the system's error for a full disk, which names no file."""
     try:
         yield
     except OSError as error:

@@ -51,7 +51,7 @@ class Env:
         return self.cache
 
     def cached(self, name: str) -> Path | None:
-        """A file or folder in the cache for what only saves time; None for a user without a home."""
+        """A file or folder in the cache for data that only saves time; None for a user without a home."""
         return self.cache / name if self.cache else None
 
 
@@ -76,7 +76,7 @@ def env() -> Env:
 
 
 def expanded(path: str | Path) -> Path:
-    """`path` with the home folder in the place of `~` or `~user`. Raises UsageError where there is none."""
+    """`path` with `~` or `~user` replaced by the home folder. Raises UsageError if there is none."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -84,15 +84,15 @@ def expanded(path: str | Path) -> Path:
 
 
 def tokenize_in_one_thread() -> None:
-    """Texts come one at a time. Threads of the `tokenizers` library would make it warn, and hang, after a fork."""
+    """Disable threads of the `tokenizers` library: texts come one at a time, and after a fork it warns and hangs."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def keep_ray_here() -> None:
-    """Before Ray is imported: it sends nothing to its makers, and its processes talk over loopback, with a secret."""
+    """Call before Ray is imported: it then sends no statistics, and its processes talk over loopback, with a secret."""
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    # What its processes do for themselves takes a tenth of a core from the replicas: nobody reads those figures here.
+    # Its own metrics take a tenth of a core from the replicas, and nothing reads them here.
     quiet = {
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_enable_metrics_collection": "0",
@@ -103,13 +103,13 @@ def keep_ray_here() -> None:
 
 
 def name_a_home() -> None:
-    """For a user without a home, name one where nothing can be kept: TVM's import fails without a name."""
+    """For a user without a home, name one that cannot hold files: TVM's import fails without a name."""
     if os.path.expanduser("~") == "~":
         os.environ["HOME"] = os.devnull
 
 
 def _of_user(kind: str) -> Path | None:
-    """A folder of platformdirs; None for a user without a home: what only saves time is not kept then."""
+    """A folder of platformdirs; None for a user without a home."""
     import platformdirs
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_MAX_CHARS = 400  # of a part of the line: a value of a hostile file may have millions
+_MAX_CHARS = 400  # per part of the line: a value of a hostile file may have millions
 
 
 class MlcpipeError(Exception):
@@ -62,7 +62,7 @@ class TokenizerError(MlcpipeError):
 
 
 class LongTextError(TokenizerError):
-    """A text with more characters than are encoded."""
+    """A text with more characters than can be encoded."""
 
 
 class TemplateError(MlcpipeError):
@@ -78,7 +78,7 @@ class SignatureError(MlcpipeError):
 
 
 class CheckpointWarning(UserWarning):
-    """Something that a checkpoint's files say, and that is not honoured as it stands."""
+    """A setting in a checkpoint's files that is not honoured exactly."""
 
 
 class ForeignBundleWarning(UserWarning):
@@ -94,7 +94,7 @@ class TargetError(MlcpipeError):
 
 
 class ComputeError(MlcpipeError):
-    """A model that computed NaN or infinity, from which no token can be drawn."""
+    """A model that computed NaN or infinity, from which no token can be sampled."""
 
 
 class QualityError(MlcpipeError):
@@ -107,12 +107,12 @@ class CompileError(MlcpipeError):
     """A model that could not be lowered or linked."""
 
 
-# What the C++ library, the system and Python say where there is no memory, not even for a thread.
+# Messages of the C++ library, the system and Python without memory, even for a thread.
 _NO_MEMORY = ("std::bad_alloc", "Cannot allocate memory", "cannot allocate memory", "can't start new thread")
 
 
 def no_memory(error: BaseException) -> ResourceError | None:
-    """What to raise for a foreign error that says that memory is used up; None for another."""
+    """The ResourceError for a foreign out-of-memory error; None for another."""
     if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
         return None
     next_step = "close other programs, raise the limit of memory, or use a smaller model or --context"

@@ -14,7 +14,7 @@ OLLAMA_SCHEME = "ollama://"
 
 
 def local_path(model: str | Path) -> Path | None:
-    """The path that a model's name is, with `~` expanded; None for one of the hub or Ollama, whatever lies there."""
+    """A model's name as a path, with `~` expanded; None for names of the hub or Ollama, even if such a path exists."""
     return None if str(model).startswith((HUB_SCHEME, OLLAMA_SCHEME)) else Path(os.path.expanduser(model))
 
 

@@ -1,7 +1,7 @@
-"""Text of a bundle, a checkpoint or a path in what mlcpipe writes in other languages.
+"""Text of a bundle, a checkpoint or a path inside generated files of other languages.
 
-Code takes plain words alone. Nothing is quoted there: what is no word of the language is refused, whatever it would
-mean. A shell's words and TOML's strings hold any text.
+Code only accepts plain words. Nothing is quoted there: any other text is refused, whatever it would mean. A shell's
+words and TOML's strings hold any text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LANGUAGES = {
 
 
 def word(text: str, suffix: str) -> str:
-    """`text`, which a file with this suffix may hold in any place. Raises UsageError for any other."""
+    """`text`, if a file with this suffix may hold it in any place. Raises UsageError for any other."""
     return _matching(text, _LANGUAGES[suffix].word, suffix)
 
 

@@ -44,7 +44,7 @@ def _entry_by_entry(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     return {name: item for entry in value.items() for name, item in validate(dict([entry])).items()}
 
 
-# A JSON object of any names, which its first bad entry ends, too.
+# A JSON object with any names; its first bad entry ends it, too.
 Table = Annotated[dict[Key, Item], WrapValidator(_entry_by_entry)]
 
 
@@ -63,7 +63,7 @@ class OnlyKnown:
         return value
 
 
-# For pydantic's messages that do not say what the input should be.
+# For pydantic's messages that do not state the expected input.
 _EXPECTED = {"missing": "a value", "extra_forbidden": "no such field", "unexpected_keyword_argument": "no such field"}
 
 
@@ -71,7 +71,7 @@ def shown(value: object) -> str:
     """A quoted, shortened form of an untrusted value, safe for a terminal, on one line."""
     try:
         quoted = ascii(value)
-    except RecursionError:  # JSON that the parser could just handle
+    except RecursionError:  # JSON at the limit of the parser
         return f"a deeply nested {type(value).__name__}"
     if len(quoted) <= SHOWN_CHARACTERS:
         return quoted

@@ -104,7 +104,7 @@ def prepare_bundle(
     if given is not None and draft_head is not None:
         raise UsageError(
             "a bundle takes no draft head", where=given,
-            next_step="give the checkpoint, or compile it with --draft-head; the server then drafts by itself",
+            next_step="give the checkpoint, or compile it with --draft-head; the server then uses it automatically",
         )  # fmt: skip
     if given is not None:
         _check_bundle(given, target, quantization, kv_cache_dtype, adapters)
@@ -115,7 +115,7 @@ def prepare_bundle(
         target = _target_here(device, target)  # before the work: does the device exist?
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import with_draft_head
-    from mlcpipe.quantization.plan import plan_name
+    from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.resources import demo_model_path
 
     checkpoint = open_checkpoint(demo_model_path() if model is None else resolve(model, progress))
@@ -124,7 +124,7 @@ def prepare_bundle(
         checkpoint = with_draft_head(checkpoint, head)
     quantization = checkpoint.quantization(quantization)
     cache = env().cache_dir
-    names = (target, plan_name(quantization), kv_cache_dtype, *(["adapters"] if adapters else []))
+    names = (target, recipe_name(quantization), kv_cache_dtype, *(["adapters"] if adapters else []))
     bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
     if not is_bundle(bundle):
         progress.note(f"compiling {model_title(model)} for {target}, {quantization}; later starts reuse the result")
@@ -152,9 +152,9 @@ def engine_device(device: str) -> str | None:
 
 
 def bundle_of(model: str | Path | None) -> Path | None:
-    """The bundle that a model's name is: None for the demo model, names of the hub, and checkpoints.
+    """The bundle of a model's name; None for the demo model, names of the hub, and checkpoints.
 
-    Raises UsageError for a folder with weights of a checkpoint besides, which someone may have made to be run.
+    Raises UsageError for a folder that also has a checkpoint's weights: someone may have planted the bundle's code.
     """
     path = None if model is None else local_path(model)
     if path is None or not is_bundle(path):
@@ -178,17 +178,17 @@ def is_bundle(path: Path) -> bool:
 
 def check_names(target: str, quantization: str, kv_cache_dtype: str = AUTO) -> None:
     """Raise TargetError or ConfigError for a name that does not exist, or a bad file, before anything is downloaded."""
-    from mlcpipe.quantization.plan import load_plan
+    from mlcpipe.quantization.recipe import load_recipe
     from mlcpipe.quantization.scheme import kv_dtype
     from mlcpipe.targets import load_target
 
     load_target(target)
-    load_plan(quantization)
+    load_recipe(quantization)
     kv_dtype(kv_cache_dtype)
 
 
 def check_runs_here(target: str) -> None:
-    """Raise UsageError or TargetError unless this machine runs what is compiled for `target`."""
+    """Raise UsageError or TargetError unless this machine runs bundles for `target`."""
     from mlcpipe.host.cpu_features import architecture, architecture_of
     from mlcpipe.targets import load_target, triple
 
@@ -224,9 +224,9 @@ def _target_here(device: str, target: str | None) -> str:
 def _check_bundle(
     path: Path, target: str | None, quantization: str | None, kv_cache_dtype: str | None, adapters: bool
 ) -> None:
-    """An argument that would be ignored is an error."""
+    """Raise UsageError for an argument that would be ignored."""
     from mlcpipe.bundle import read_manifest
-    from mlcpipe.quantization.plan import plan_name
+    from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.quantization.scheme import kv_dtype
     from mlcpipe.runtime.serving.adapters import check_adaptable
 
@@ -235,7 +235,7 @@ def _check_bundle(
         check_adaptable(manifest.model)
     for name, requested, compiled in (
         ("target", target, manifest.target.name),
-        ("quantization", plan_name(quantization) if quantization else None, manifest.quantization),
+        ("quantization", recipe_name(quantization) if quantization else None, manifest.quantization),
         ("KV cache dtype", kv_dtype(kv_cache_dtype or AUTO), manifest.model.kv_dtype),
     ):
         if requested not in (None, AUTO, compiled):

@@ -1,4 +1,4 @@
-"""Folders of this user alone: the cache with its native code, and the keys of trusted publishers."""
+"""Private folders of this user: the cache with its native code, and the keys of trusted publishers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from mlcpipe.errors import MlcpipeError
 
-_ENTER, _WRITE = 0o077, 0o022  # what groups and others may do, of the modes of stat(2)
+_ENTER, _WRITE = 0o077, 0o022  # permissions of group and others, in the modes of stat(2)
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder, and those above it, where they are missing; nobody else may enter the new ones. Raises OSError."""
+    """Make a folder and missing parents; nobody else may enter the new ones. Raises OSError."""
     missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)
@@ -19,9 +19,9 @@ def private_folder(folder: Path) -> Path:
 
 
 def check_private(path: Path, root: Path, error: type[MlcpipeError]) -> None:
-    """Raise `error` unless nobody but this user and root can have written `path` and its folders from `root` on.
+    """Raise `error` unless only this user and root can have written `path` and its folders from `root` on.
 
-    As ssh does with keys. Modes count no more below a folder that only its owner may enter. Windows keeps such folders
+    As ssh does with keys. Below a folder that only its owner may enter, modes do not matter. Windows keeps such folders
     in the user's profile: nothing is checked there.
     """
     if os.name != "posix":
@@ -36,7 +36,7 @@ def check_private(path: Path, root: Path, error: type[MlcpipeError]) -> None:
             found = f"mode {status.st_mode & 0o7777:04o}"
         if found is not None:
             raise error(
-                "others may have written what would run", where=part, found=found,
+                "others may have written this code", where=part, found=found,
                 expected=f"owner {os.geteuid()}, and no write access for others",
                 next_step="delete it, or set MLCPIPE_CACHE and MLCPIPE_CONFIG to folders of your own",
             )  # fmt: skip

@@ -88,7 +88,7 @@ class ConsoleProgress:
         self._name: str | None = None
         self._began = 0.0
         self._done = 0
-        self._bytes = True  # what `_done` counts; else steps
+        self._bytes = True  # the unit of `_done`; else steps
         text = TextColumn("{task.description}", markup=False)
         self._spinner = Bar(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True)
         self._bar, self._steps = (

@@ -18,7 +18,7 @@ else:
 
 MAX_DOTS = 32
 """Of a key: tomllib keeps every beginning of one, so that 50,000 parts take 10 GB."""
-# Comments, and texts of one and of several lines, which may end with two quotes of their own.
+# Comments, and strings of one and of several lines, which may end with two quotes of their own.
 _NO_CODE = re.compile(
     rb"""\#[^\n]*
     | "{3} (?: \\. | "{1,2}(?!") | [^"\\] )* (?: "{3,5} | \\?\Z )

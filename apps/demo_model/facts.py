@@ -73,7 +73,7 @@ class _Draft:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Everything that the knowledge files say, with parameters expanded."""
+    """All entries of the knowledge files, with parameters expanded."""
 
     entries: Mapping[str, Entry]
     followups: tuple[FollowUp, ...]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Words:
-    """What `vary` puts in, takes away and exchanges.
+    """The words that `vary` inserts, drops and exchanges.
 
     `openings` say little, so one may stand for another; `droppable` are small words that people leave out;
     the words of one group of `synonyms` may stand for each other in a question.

@@ -1,4 +1,4 @@
-"""Teach a pruned checkpoint what its original says: `python apps/distill/distill.py PRUNED -o FOLDER`.
+"""Distill the original into a pruned checkpoint: `python apps/distill/distill.py PRUNED -o FOLDER`.
 
 PRUNED is a folder that `mlcpipe prune` wrote; its distill.toml has every number of the run. The loss is the KL
 divergence of the student's next token from the teacher's (Hinton et al. 2015, arXiv:1503.02531; for pruned language
@@ -151,7 +151,7 @@ def _model(folder: Path, device: str) -> Any:
 
 
 def _zeros(model: Any) -> Callable[[], None]:
-    """A function that makes those numbers of the layers' matrices 0 that are 0 now."""
+    """A function that keeps the current zeros of the layers' matrices at 0."""
     matrices = [w for name, w in model.named_parameters() if ".layers." in name and w.dim() == 2]
     zeros = [w.detach() == 0 for w in matrices]
 

@@ -191,7 +191,7 @@ def _states(model: Any, batch: torch.Tensor) -> list[torch.Tensor]:
 
 
 def right(head: nn.Module, model: Any, tokens: torch.Tensor, options: argparse.Namespace) -> list[float]:
-    """Of each depth, how often the head says what the model says most probably, on tokens that were held out."""
+    """For each depth, how often the head guesses the model's most probable token, on held-out tokens."""
     rows = tokens.unfold(0, options.window, options.window)[:16].to(model.device)
     found = [0.0] * options.depth
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""`make check-gpu`: everything that only a GPU can tell, in one command without arguments."""
+"""`make check-gpu`: all checks and measurements of a GPU, in one command without arguments."""

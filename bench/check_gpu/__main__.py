@@ -1,8 +1,8 @@
 """Checks and measures every GPU of this machine: `make check-gpu`, or `python -m bench.check_gpu`.
 
 Each part is a process with its own time limit, so that a failure or a hang ends that part alone. The run takes less
-than nine minutes and leaves one JSON file (`build/check-gpu.json`) and a table. `wheels.txt` lists what it needs
-besides this repository. On software devices the models are small.
+than nine minutes and leaves one JSON file (`build/check-gpu.json`) and a table. `wheels.txt` lists its requirements
+in addition to this repository. On software devices the models are small.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OUTPUT = ROOT / "build" / "check-gpu.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one part gave: `status` is ok, failed, skipped or timeout; `result` its numbers, `reason` one line."""
+    """The outcome of one part: `status` is ok, failed, skipped or timeout; `result` its numbers, `reason` one line."""
 
     part: str
     device: str
@@ -88,7 +88,7 @@ def _run_all(chosen: list[str], specs: list[str], work: Path) -> Iterator[Outcom
 
 
 def _run(name: str, limit_s: float, device: str, work: Path, left_s: float) -> Outcome:
-    """One part in a process of its own."""
+    """One part in its own process."""
     if left_s < 5:
         return Outcome(name, device, "skipped", 0.0, {}, "no time was left")
     command = [sys.executable, "-m", "bench.check_gpu", "--part", name, "--device", device, "--work", str(work)]

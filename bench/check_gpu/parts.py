@@ -52,7 +52,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Part:
-    """What one part runs, its time limit, and the kinds of device that it is for."""
+    """One part's function, its time limit, and its kinds of device."""
 
     run: Callable[[Setup], Result]
     limit_s: float
@@ -65,7 +65,7 @@ def is_software(device: Device) -> bool:
 
 
 def gpus() -> list[str]:
-    """`cuda:0`, `vulkan:0`: every GPU on every API; software devices where there is nothing else."""
+    """`cuda:0`, `vulkan:0`: every GPU on every API; software devices if there is nothing else."""
     found: list[Device] = []
     for name in devices.kinds():
         try:
@@ -77,7 +77,7 @@ def gpus() -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What this machine and its packages are."""
+    """Facts about this machine and its packages."""
     done = subprocess.run([sys.executable, "-m", "mlcpipe", "--version"], capture_output=True, text=True, check=True)
     return dict(line.split(" ", 1) for line in done.stdout.splitlines()) | {"system": " ".join(os.uname()[::2])}
 
@@ -227,11 +227,11 @@ def no_graphs(setup: Setup) -> Result:
 def batches(setup: Setup) -> Result:
     """Decode steps of 1 to 32 sequences at once, tokens per second in all."""
     from mlcpipe.cli.bench.batch import measure_batches
-    from mlcpipe.cli.bench.run import Plan
+    from mlcpipe.cli.bench.run import BenchOptions
 
     bundle = _large_bundle(setup)
     tokens = np.random.default_rng(7).integers(3, bundle.manifest.model.vocab_size, 256).tolist()
-    plan = Plan(Path(), (), (), 4, 4, None, batches=BATCHES)
+    plan = BenchOptions(Path(), (), (), 4, 4, None, batches=BATCHES)
     results = measure_batches(bundle, plan, tokens, SilentProgress())
     return {"model": setup.large, "tok_s": {str(one.tokens): one.speed and one.speed.median for one in results}}
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show(about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """One line a part and device, below what machine it was."""
+    """The machine, then one line per part and device."""
     console = Console(width=None)
     console.print(" · ".join(f"{name} {value}" for name, value in about.items()))
     table = Table("part", "device", "", "s", "result", box=None, pad_edge=False)

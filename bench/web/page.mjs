@@ -60,7 +60,7 @@ async function generated(engine, prompt, count) {
 
 const ENOUGH_MS = 20_000; // then a slow runtime repeats no more
 
-/** Tokens a second of reading the prompt up to the first token, and of the tokens after it, and own ms for each of those. */
+/** Tokens per second of reading the prompt up to the first token, and of the tokens after it, and own ms for each of those. */
 async function speed(engine, { prompt, count, repeats }) {
   await generated(engine, text(prompt, 0), 3); // the first use of a kernel compiles it
   const samples = { prefill: [], decode: [], own_ms: [] };

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlcpipe.bundle.manifest import Manifest
-from mlcpipe.bundle.states import State, group_of, kv_bytes_per_token, slot_bytes, windows_of
+from mlcpipe.bundle.states import State, group_of, slot_bytes, windows_of
 from tir_schedules.step_layout import PAGE
 
 # Measured on Linux x86-64, 2026-11: memory of Python and the VM at run time, with a margin; and memory per token of a
@@ -15,7 +15,6 @@ _RUN_BYTES = 16 << 20
 _TOKENIZER_BYTES = 384
 _HELPERS = 7  # threads beside the one that runs the model
 _CHECKPOINT_SHARE = 4  # a quarter of what the pages take may go to slots
-ONE_SEQUENCE_SLOTS = 4  # of a single conversation: the current one, and three that an earlier end can go on from
 
 
 @dataclass(frozen=True)
@@ -41,22 +40,24 @@ def pages_at_once(window: int, tokens: int, chunk: int) -> int:
 
 
 def one_sequence(manifest: Manifest, context: int) -> Units:
-    """The units of a single conversation of so many tokens, whose windows are kept whole."""
-    pages = -(-context // PAGE)
-    slots = ONE_SEQUENCE_SLOTS if slot_bytes(manifest.states) else 0
-    return Units((pages,) * len(windows_of(manifest.states)), slots)
+    """The units of a single conversation of so many tokens, with a page for a copy of a shared one."""
+    return _units(manifest, context, context + PAGE, 1)
 
 
 def many_sequences(manifest: Manifest, context: int, tokens: int) -> Units:
-    """The units of many sequences of up to `context` tokens each, and `tokens` together.
+    """The units of many sequences of up to `context` tokens each, and `tokens` together."""
+    return _units(manifest, context, tokens, -(-tokens // context))
 
-    Groups with a window beside others have what as many sequences of the whole context need at once, and a window more
-    of each, for prefixes. Slots are two for each of these sequences, which a step reads and writes, and as many for
+
+def _units(manifest: Manifest, context: int, tokens: int, sequences: int) -> Units:
+    """Pages for so many tokens in the first group.
+
+    Groups with a window beside it have what so many sequences of the whole context need at once, and a window more of
+    each, for prefixes. Slots are two for each of these sequences, which a step reads and writes, and as many for
     checkpoints as a share of the pages' memory holds.
     """
     model, states = manifest.model, manifest.states
-    pages, sequences = -(-tokens // PAGE), -(-tokens // context)
-    groups = []
+    pages, groups = -(-tokens // PAGE), []
     for group, window in enumerate(windows_of(states)):
         most = pages_at_once(window, context, model.prefill_chunk) + -(-window // PAGE)
         groups.append(min(pages, sequences * most) if group else pages)
@@ -68,9 +69,15 @@ def many_sequences(manifest: Manifest, context: int, tokens: int) -> Units:
 
 
 def context_that_fits(manifest: Manifest, room: int) -> int:
-    """Tokens of a single conversation whose states take at most so many bytes; 0 or less where none do."""
-    fixed = one_sequence(manifest, 0).nbytes(manifest.states)
-    return (room - fixed) // max(1, kv_bytes_per_token(manifest.states))
+    """Tokens of a single conversation whose states take at most so many bytes, up to what the model allows."""
+    least, most = 0, manifest.model.context_length
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one_sequence(manifest, middle).nbytes(manifest.states) <= room:
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 def running_bytes(manifest: Manifest) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.content_hash import hash_files
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import (
     TensorInfo,
     check_name,
@@ -67,7 +67,7 @@ class Checkpoint:
     """An opened checkpoint. Everything is checked except the numbers, which `read` checks.
 
     `config` and `generation_config` are the parsed files ({} for an absent generation_config.json); `tensors`
-    is sorted by name; `weight_files` are the safetensors, sorted. `draft_head` says which of the tensors draft.
+    is sorted by name; `weight_files` are the safetensors, sorted. `draft_head` describes the draft head, if any.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str | None:
-        """What people call the model: `org/name` where a hub's cache has it, else the folder's name."""
+        """The model's common name: `org/name` if it is in a hub's cache, else the folder's name."""
         folder = self.path.resolve()
         repo = folder.parents[1].name if folder.parent.name == "snapshots" else ""
         name = repo.removeprefix("models--").replace("--", "/", 1) if repo.startswith("models--") else folder.name
@@ -97,7 +97,7 @@ class Checkpoint:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether `--quantization keep` loses nothing: kernels read the codes and scales of all matrices."""
+        """Whether `--quantization keep` is lossless: kernels read the stored codes and scales of every matrix."""
         return True
 
     @property
@@ -112,11 +112,11 @@ class Checkpoint:
         return tuple(found)
 
     def config_fitted_to(self, sha256: str) -> dict[str, Any]:
-        """config.json of a checkpoint that is made of this one by a text of that `text_hash`. Raises ConfigError."""
+        """config.json of a checkpoint made from this one with a text of that `text_hash`. Raises ConfigError."""
         return self.config | {FITTED_TO: list(dict.fromkeys((*self.fitted_to, sha256)))}
 
     def quantization(self, requested: str | None) -> str:
-        """`requested`, or the default: quantized weights are kept, rounding them again must be asked for."""
+        """`requested`, or the default, which keeps quantized weights: they are rounded again only on request."""
         return requested or (DEFAULT_QUANTIZATION if self.quantized_as is None else KEEP)
 
     def info(self, name: str) -> TensorInfo:
@@ -148,7 +148,7 @@ class Checkpoint:
         raise CheckpointError(f"tensor {shown(name)} has no codes", where=shown_path(self.path))
 
     def columns(self, name: str) -> NDArray[np.int32] | None:
-        """The order int32[K] that `read_parts` has the columns of `name` in, if it is not their own."""
+        """The column order int32[K] in which `read_parts` returns `name`; None if it is the matrix's own."""
         return None
 
     def read_raw(self, name: str) -> memoryview:
@@ -190,7 +190,7 @@ def printable_name(name: str) -> str | None:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens a checkpoint folder or a GGUF file, and checks its configuration, index and every header.
 
-    No weight is read but the zero points of GPTQ, and a head that may be the embedding. `model.safetensors` takes
+    Reads no weights except GPTQ's zero points and a head that may be the embedding. `model.safetensors` takes
     precedence over an index, as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
     config.json, generation_config.json and GGUF's metadata.
     """
@@ -281,7 +281,7 @@ def _is_plain_shard_name(name: str) -> bool:
 
 
 def _check_weight_map(weight_map: dict[str, str], tensors: dict[str, TensorInfo], folder: Path) -> None:
-    """An index may name tensors that no shard has, such as a head that is the embedding: who reads one will miss it."""
+    """An index may name tensors that no shard has, such as a tied head; reading such a tensor fails later."""
     for name, shard in weight_map.items():
         tensor = tensors.get(name)
         if tensor is not None and tensor.file.name != shard:

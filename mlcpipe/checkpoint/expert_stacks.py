@@ -1,4 +1,4 @@
-"""Matrices and biases of single experts, out of tensors that have those of all experts.
+"""Splits tensors that stack all experts into the matrices and biases of single experts.
 
 gpt-oss: `gate_up_proj` [experts, hidden, 2 * width] and `down_proj` [experts, width, hidden] have inputs as rows; gate
 and up take turns as columns. `gate_up_proj_bias` is [experts, 2 * width], `down_proj_bias` [experts, hidden].
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.checkpoint import Checkpoint
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, check_tensor, scales_of
-from mlcpipe.checkpoint.parts import Parts, widened
 from mlcpipe.checkpoint.quantized import QuantizedCheckpoint
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 MAX_EXPERTS = 4096
 MAX_TENSORS = 400_000  # of experts; gpt-oss-120b has 27,648
-# The modules of an expert that a stacked one has the rows of: those from `first` on, every `step`-th.
+# The modules of an expert whose rows a stacked one holds: rows from `first` on, every `step`-th.
 PARTS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _FAMILY = "gpt_oss"
 _TURNED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
@@ -37,7 +37,7 @@ _RANKS = {"weight": 3, "bias": 2}
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint, with a tensor for each expert. Raises CheckpointError for a stack of another form."""
+    """The same checkpoint with one tensor per expert. Raises CheckpointError for a stack of another form."""
     turned = checkpoint.config.get("model_type") == _FAMILY
     tensors: dict[str, TensorInfo] = {}
     for tensor in checkpoint.tensors.values():
@@ -56,7 +56,7 @@ def unstacked(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _singles(tensor: TensorInfo, turned: bool) -> Iterator[TensorInfo]:
-    """The tensors of each expert of a stack, `turned` as gpt-oss has them or not, or the tensor itself."""
+    """The tensors of each expert of a stack, `turned` (transposed) or not; or the tensor itself."""
     module, _, part = tensor.name.rpartition(".")
     match = _TURNED.fullmatch(tensor.name)
     if turned and match is not None:
@@ -104,7 +104,7 @@ def check_experts(tensor: TensorInfo, rank: int, parts: int, axis: int) -> None:
 
 
 def check_number(count: int, stack: TensorInfo) -> None:
-    """Raise CheckpointError if there are so many tensors of experts that their list would fill the memory."""
+    """Raise CheckpointError if the experts have more tensors than memory can list."""
     if count > MAX_TENSORS:
         raise CheckpointError(
             "too many experts", where=shown_path(stack.file), expected=f"at most {MAX_TENSORS} tensors"
@@ -112,7 +112,7 @@ def check_number(count: int, stack: TensorInfo) -> None:
 
 
 def part_of(tensor: TensorInfo, expert: int) -> TensorInfo:
-    """Where the part of an expert is in a stack."""
+    """The place of one expert's part in a stack."""
     nbytes = tensor.nbytes // tensor.shape[0]
     return replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * nbytes, nbytes=nbytes)
 
@@ -135,7 +135,7 @@ def _turned(stack: TensorInfo, module: str, projection: str, bias: str | None) -
 
 
 class _Rows:
-    """Reads the rows of an expert's module: every `step`-th column of what is stored."""
+    """Reads the rows of an expert's module: every `step`-th stored column."""
 
     def __init__(self, stored: TensorInfo, first: int, step: int) -> None:
         self.stored, self.first, self.step = stored, first, step

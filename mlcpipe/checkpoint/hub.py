@@ -129,7 +129,7 @@ def resolve(
 
 
 def _listing(model: HubModel, endpoint: str) -> dict[str, Any]:
-    """What the hub says of a revision: its commit and files. Raises DownloadError for an answer that is none."""
+    """The hub's description of a revision: its commit and files. Raises DownloadError for a malformed answer."""
     url = f"{endpoint}/api/models/{model.repo}/revision/{quote(model.revision, safe='')}?blobs=true"
     content = read_answer(url, MAX_LISTING_BYTES, MAX_LISTING_S)
     if content is None:
@@ -260,7 +260,7 @@ class _Snapshot:
 
 
 def _present(path: Path, remote: RemoteFile) -> bool:
-    """Whether the cache has a file. Raises DownloadError for one that the hub does not list: others write there too.
+    """Whether the cache has a file. Other programs write there too: one that the hub does not list is a DownloadError.
 
     A digest that `Checkpoint.content_hash` needs is remembered for it.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint.parts import Parts, widened
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
@@ -24,9 +24,8 @@ _SUFFIXES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 class Matrix(TensorInfo):
     """A matrix [N, K] of codes; `dtype` names the scheme that keeps them, `zero` is the code of 0.0.
 
-    `parts` reads it; where these are not the stored numbers, `values` reads them. `file` and `offset` are those of its
-    codes, `nbytes` is the size of all its tensors. `columns` int32[K] is their order by group, None if they
-    are in it.
+    `parts` reads it; if they do not give the exact stored numbers, `values` reads those. `file` and `offset` locate its
+    codes, `nbytes` is the size of all its tensors. `columns` int32[K] orders the columns by group; None if they are.
     """
 
     parts: Callable[[], Parts]
@@ -47,7 +46,7 @@ def scales_of(tensor: TensorInfo) -> NDArray[Any]:
 
 
 def stored_scales(scales: NDArray[Any], scheme: str) -> NDArray[Any]:
-    """Scales in the dtype that ends the name of a scheme: those of whole rows are float32, which is exact."""
+    """Scales in the dtype that the scheme's name ends with; those of whole rows are float32, which is exact."""
     return np.ascontiguousarray(widened(scales) if scheme.endswith("_f32") else scales)
 
 
@@ -133,7 +132,7 @@ def matrix(
 
 
 def sorted_columns(index: TensorInfo, k: int, groups: int) -> NDArray[np.int32] | None:
-    """The columns in the order of their groups, which are `index` int32[k]; None if they are in it.
+    """The columns sorted by their group `index` int32[k]; None if they are sorted already.
 
     Raises CheckpointError unless all groups have as many columns.
     """

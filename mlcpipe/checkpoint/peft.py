@@ -1,6 +1,6 @@
 """Reads LoRA adapters as PEFT saves them: `adapter_config.json` and `adapter_model.safetensors` in a folder.
 
-Nothing in them is trusted, and what would change the answers is honoured or refused by name. Fields are those of
+Nothing in them is trusted; fields that would change the answers are honoured or refused by name. Fields are those of
 `LoraConfig`: https://github.com/huggingface/peft/blob/main/src/peft/tuners/lora/config.py
 """
 
@@ -25,11 +25,11 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 1024
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_SCALE = 1e4
-_MAX_NAMES = 10_000  # of a pattern: each module is looked for among them
+_MAX_NAMES = 10_000  # per pattern: each module is looked up among them
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _MODULE = re.compile(r"[A-Za-z0-9_.]+")
 _LIBRARY = re.compile(r"transformers\.models\.(\w+)\..*")
-# Parts of a model, by a word of their tensors' names, that adapters of projections leave alone.
+# Parts of a model, by a word of their tensors' names, that adapters of projections do not touch.
 _OTHER_PARTS = {"embed_tokens": "embeddings", "lm_head": "lm_head", "experts": "experts"}
 # Fields that say how the adapter was trained, or repeat what the tensors' names say.
 _NO_EFFECT = {
@@ -44,7 +44,7 @@ _KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to a projection: y += scale * B (A x), a f32[rank, k], b f32[n, rank]."""
+    """The change of a projection: y += scale * B (A x), a f32[rank, k], b f32[n, rank]."""
 
     a: NDArray[np.float32]
     b: NDArray[np.float32]
@@ -53,7 +53,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter: `base` as its config names it, and by the base model's modules what is added."""
+    """An adapter: `base` as its config names it, and the change of each module of the base model."""
 
     path: Path
     base: str
@@ -104,7 +104,7 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]], family: st
 
 
 def _check_family(config: _Config, family: str, where: Path) -> None:
-    """Raises CheckpointError where it is known that the adapter's base is of another family: shapes may be equal.
+    """Raises CheckpointError if the adapter's base is known to be of another family, whose shapes may be equal.
 
     PEFT names the base's class where an adapter has no `task_type`; else its base may lie on this machine.
     """
@@ -124,7 +124,7 @@ def _as_one(family: str) -> str:
 
 def _family_of(base: str) -> str | None:
     """The `model_type` of a model on this machine, in a folder or the hub's cache; None if it is not known."""
-    if not base or base.startswith(("//", "\\\\")):  # another machine, which would learn of it
+    if not base or base.startswith(("//", "\\\\")):  # a UNC path: opening it would contact another machine
         return None
     with suppress(CheckpointError, OSError, ValueError):
         path: Any = Path(base, "config.json")

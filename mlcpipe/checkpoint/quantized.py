@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.checkpoint import Checkpoint
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, e4m3_values, e8m0_values
-from mlcpipe.checkpoint.parts import Parts, widened
-from mlcpipe.checkpoint.settings import Settings
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import shown, shown_path
 
@@ -137,13 +137,13 @@ def quantized(checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
-def _settings(config: Mapping[str, Any]) -> tuple[str, Settings] | None:
+def _settings(config: Mapping[str, Any]) -> tuple[str, QuantizationConfig] | None:
     """The method's name and its fields; None for a checkpoint that is not quantized."""
     values, mlx = config.get(_FIELD), config.get(_MLX_FIELD)
     if isinstance(mlx, Mapping) and "bits" in mlx:
-        return "mlx", Settings(mlx, _MLX_FIELD)
+        return "mlx", QuantizationConfig(mlx, _MLX_FIELD)
     if not isinstance(values, Mapping):
         return None
     method = values.get("quant_method")
-    fields = {name: value for name, value in values.items() if name != "quant_method"}
-    return (method.removeprefix("intel/") if isinstance(method, str) else repr(method)), Settings(fields, _FIELD)
+    name = method.removeprefix("intel/") if isinstance(method, str) else repr(method)
+    return name, QuantizationConfig({key: value for key, value in values.items() if key != "quant_method"}, _FIELD)

@@ -1,7 +1,7 @@
 """Writes one safetensors file, a tensor at a time; the format is in `safetensors_reader`.
 
-The header stands first and says where the data lie, but is complete last. So its room is reserved: the format allows
-spaces behind the JSON.
+The header comes first and locates the data, but is complete only at the end, so its space is reserved: the format
+allows spaces after the JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlcpipe.checkpoint.safetensors_reader import DTYPES, TensorInfo
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown
 
-_METADATA = {"__metadata__": {"format": "pt"}}  # which old versions of transformers ask for
+_METADATA = {"__metadata__": {"format": "pt"}}  # required by old versions of transformers
 _LONGEST = 1 << 62  # no extent or offset has more digits
 _NAMES = {dtype: name for name, (dtype, _) in DTYPES.items()}
 

@@ -1,4 +1,4 @@
-"""Matrices of which two of four neighbours in a row are stored: sparse-24-bitmask of compressed-tensors.
+"""2:4 sparse matrices, which store two of each four columns: sparse-24-bitmask of compressed-tensors.
 
 A matrix [N, K]: `compressed` [N, K / 2] has the two numbers of each four columns in their order, `bitmask`
 uint8[N, K / 8] a bit for each column, the lowest first, `shape` int64[2, 1] is N and K. It is read as a dense one.
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, check_tensor, matrix, scales_of, sibling
-from mlcpipe.checkpoint.parts import Parts, widened
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
@@ -50,7 +50,7 @@ def sparse_matrix(tensors: Mapping[str, TensorInfo], module: str) -> Matrix:
 
 
 def matrix_shape(stored: TensorInfo) -> tuple[int, int]:
-    """The shape [N, K] that a tensor of two integers says. Raises CheckpointError for one that no matrix has."""
+    """The shape [N, K] in a tensor of two integers. Raises CheckpointError for an impossible one."""
     if stored.dtype not in ("int64", "int32") or stored.shape not in ((2,), (2, 1)):
         check_tensor(stored, ("int64",), (2,))
     n, k = (int(size) for size in np.frombuffer(read_bytes(stored), "<i8" if stored.dtype == "int64" else "<i4"))

@@ -1,4 +1,4 @@
-"""Embeddings that are the model's head too: what config.json says of them, and what is stored."""
+"""Tied embeddings, which are the model's head too: reconciles config.json with the stored tensors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 _FIELD = "tie_word_embeddings"
 _EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
 _HEAD = "lm_head.weight"
-_NORM = "model.norm.weight"  # of a whole model: draft heads, too, have a head alone
+_NORM = "model.norm.weight"  # only for whole models: draft heads also have a head without an embedding
 _CHUNK_BYTES = 4 << 20
 
 
 def settled(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint, whose head is the embedding only if what is stored allows it (transformers' `tie_weights`).
+    """The same checkpoint, tied only if the stored tensors allow it (transformers' `tie_weights`).
 
-    Unless config.json says that they are not tied, a head that differs from the embedding is one of its own, and a head
-    alone is the embedding: a model of a family that does not tie them by default then lacks a head.
+    Unless config.json unties them, a head that differs from the embedding is separate, and a head without an embedding
+    is the embedding too: a model of a family that does not tie by default then lacks a head.
     """
     tensors = dict(checkpoint.tensors)
     embedding, head = next(filter(None, map(tensors.get, _EMBEDDINGS)), None), tensors.get(_HEAD)
@@ -35,7 +35,7 @@ def settled(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _same(embedding: TensorInfo, head: TensorInfo) -> bool:
-    """Whether both are stored alike, which is read up to the first difference; of codes it is not asked."""
+    """Whether both are stored with equal bytes, read up to the first difference; False for codes."""
     if isinstance(embedding, Matrix) or isinstance(head, Matrix):
         return False
     if (embedding.shape, embedding.dtype) != (head.shape, head.dtype):

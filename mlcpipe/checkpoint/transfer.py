@@ -9,7 +9,7 @@ compares sizes, not hashes. Measured with 2.4.0, 2026-11, two cores, a server on
 | killed at half, run again: bytes fetched | 210 MB    | 419 MB          |
 | last byte differs from the hub's hash    | refused   | accepted        |
 
-So this loop stays, at more than the speed of most lines. It uses huggingface_hub's session, headers and errors.
+So this loop stays; it is faster than most lines. It uses huggingface_hub's session, headers and errors.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def read_answer(url: str, max_bytes: int, max_s: float) -> bytes | None:
         except BaseException as error:
             found.put(error)
 
-    # A read has a limit of its own, which each byte starts again: of all of them only another thread can see the end.
+    # Each read has its own time limit, which every byte restarts; only another thread can bound the whole answer.
     threading.Thread(target=read, daemon=True).start()
     try:
         answer = found.get(timeout=max_s)
@@ -191,7 +191,7 @@ def read_answer(url: str, max_bytes: int, max_s: float) -> bytes | None:
 
 @contextmanager
 def _answer(url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
-    """A hub's answer, whose body is not read yet; that of a redirect never is: it may have no end.
+    """A hub's answer, its body unread; a redirect's body is never read, as it may be endless.
 
     Raises httpx2's HTTPError.
     """
@@ -214,7 +214,7 @@ def _answer(url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
 
 
 def _check_status(response: httpx2.Response) -> None:
-    """Raise huggingface_hub's HfHubHTTPError for a refusal. Its body is not read: it may have no end."""
+    """Raise huggingface_hub's HfHubHTTPError for a refusal. Its body is not read, as it may be endless."""
     import httpx2
     from huggingface_hub import hf_raise_for_status
 

@@ -94,8 +94,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal in another encoding shows "?" for what it lacks
-    if arguments is None:  # the program, not a function of a program that may have use for torch
+            stream.reconfigure(errors="replace")  # a terminal in another encoding shows "?" for missing characters
+    if arguments is None:  # the program only: a caller of `run` may need torch
         sys.meta_path.insert(0, _NoTorch)
         name_a_home()
     try:
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
         if (ours := no_memory(error)) is not None:
             _report(str(ours))
             return ours.exit_code
-        if "KeyboardInterrupt" in str(error):  # pydantic's import, where Ctrl-C becomes words of another error
+        if "KeyboardInterrupt" in str(error):  # during pydantic's import Ctrl-C ends up in another error's message
             return _INTERRUPTED
         _report(f"unexpected {type(error).__name__}: {error}; this is a bug, MLCPIPE_DEBUG=1 shows where")
         return _BUG
@@ -126,9 +126,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _NoTorch:
-    """Makes `import torch`, by TVM's FFI, fail: it takes 1.2 of 1.7 s at the start and 190 MB, and no command needs it.
+    """Make TVM FFI's `import torch` fail: it takes 1.2 of 1.7 s at the start and 190 MB, and no command needs it.
 
-    None in `sys.modules` would do that too, but SciPy takes whatever is there for torch.
+    None in `sys.modules` would do that too, but SciPy takes any entry there for torch.
     """
 
     @staticmethod
@@ -152,7 +152,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _note(show: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """What a bundle will run, and what of its files is not honoured, in one line; others as Python shows them."""
+    """Our warnings in one line: a foreign bundle's code, ignored settings; others as Python shows them."""
     if not issubclass(category, (CheckpointWarning, ForeignBundleWarning)):
         return show(message, category, *where, **more)
     from mlcpipe.cli.terminal import say, stderr_console
@@ -174,7 +174,7 @@ def _report(line: str) -> None:
 
 
 def _refusal(error: OSError) -> MlcpipeError:
-    """The error for users of what the system does not do: a folder that may not be read, a full disk, a long name."""
+    """The user's error for a refusal of the system: an unreadable folder, a full disk, a long name."""
     name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
     steps = {errno.ENAMETOOLONG: "a question goes to --prompt", errno.EACCES: "check the permissions",
@@ -199,7 +199,7 @@ def _debug() -> bool:
 
 
 def _flush() -> None:
-    """Write what is left, or drop what cannot be written: the interpreter would complain about it at exit."""
+    """Write pending output, or drop it if that fails: the interpreter would complain at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -13,31 +13,31 @@ from mlcpipe.progress import Progress
 
 if TYPE_CHECKING:
     from mlcpipe.checkpoint import Checkpoint
-    from mlcpipe.quantization.plan import QuantizationPlan
+    from mlcpipe.quantization.recipe import QuantizationRecipe
 
 NO_TEXT = "none"
 
 
 def check_bits(bits: float | None, text: str | None, quantization: str | None) -> None:
-    """Raise UsageError for bits beside a quantization, which says the bits itself, and for a text without bits."""
+    """Raise UsageError for bits with a quantization, which implies its bits, and for a text without bits."""
     if text is not None and bits is None:
         raise UsageError("--bits-text has no effect", next_step="use it with --bits-per-weight")
     if bits is not None and quantization not in (None, DEFAULT_QUANTIZATION):
         raise UsageError(
-            "--bits-per-weight and --quantization both say the bits", found=quantization, next_step="leave one out"
+            "--bits-per-weight and --quantization both set the bits", found=quantization, next_step="leave one out"
         )
 
 
-def plan_of_bits(
+def recipe_of_bits(
     checkpoint: Checkpoint, target: str, bits: float, text: str | None, progress: Progress
-) -> tuple[QuantizationPlan, str]:
-    """The plan of so many bits, and how it was found.
+) -> tuple[QuantizationRecipe, str]:
+    """The recipe for a number of bits, and how it was found.
 
-    `text` is a path, NO_TEXT, or None for the text that weights are calibrated on; the plan names it by its hash.
-    Raises UsageError for bits that no plan has, and for a text that does not do.
+    `text` is a path, NO_TEXT, or None for the calibration text; the recipe names it by its hash.
+    Raises UsageError for impossible bits, and for an unsuitable text.
     """
     from mlcpipe.compiler.calibration.text import OWN_TEXT
-    from mlcpipe.quality.bits import plan_bits
+    from mlcpipe.quality.bits import choose_bits
     from mlcpipe.quality.measure import read_text
     from mlcpipe.quality.sensitivity import guess, measure_sensitivity
     from mlcpipe.targets import load_target
@@ -48,9 +48,9 @@ def plan_of_bits(
         sensitivity = guess(checkpoint)
     else:
         path = OWN_TEXT if text is None else Path(text)
-        sha256 = text_hash(read_text(path))  # what is wrong with it is said before the work
+        sha256 = text_hash(read_text(path))  # checked before the work
         sensitivity = measure_sensitivity(checkpoint, path, progress)
-    plan, loss = plan_bits(checkpoint, described, bits, sensitivity, progress)
-    plan = replace(plan, text_sha256=sha256)
-    how = f"{bits:g} bits a weight; sensitivity {sensitivity.how}"
-    return plan, how if text == NO_TEXT else f"{how}; expected KL divergence {loss:.5f}"
+    recipe, loss = choose_bits(checkpoint, described, bits, sensitivity, progress)
+    recipe = replace(recipe, text_sha256=sha256)
+    how = f"{bits:g} bits per weight; sensitivity {sensitivity.how}"
+    return recipe, how if text == NO_TEXT else f"{how}; expected KL divergence {loss:.5f}"

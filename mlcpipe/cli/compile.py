@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlcpipe.atomic import check_early
-from mlcpipe.cli.bits import check_bits, plan_of_bits
+from mlcpipe.cli.bits import check_bits, recipe_of_bits
 from mlcpipe.cli.options import (
     BitsOption,
     BitsTextOption,
@@ -38,7 +38,7 @@ from mlcpipe.progress import ConsoleProgress, Progress, console_progress
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
     from mlcpipe.quality.requirements import Requirement
-    from mlcpipe.quantization.plan import QuantizationPlan
+    from mlcpipe.quantization.recipe import QuantizationRecipe
 
 
 def compile_command(
@@ -53,7 +53,7 @@ def compile_command(
     context: ContextOption = None,
     kv_cache_dtype: KvCacheDtypeOption = None,
     adapters: Annotated[
-        bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, which are chosen when it runs.")
+        bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, chosen at run time.")
     ] = False,
     draft_head: DraftHeadOption = None,
     quick: Annotated[
@@ -112,7 +112,7 @@ def compile_command(
         bundle = mlcpipe.compile(
             checkpoint,
             target=target,
-            quantization=_plan(checkpoint, target, bits_per_weight, bits_text, progress) or quantization,
+            quantization=_recipe(checkpoint, target, bits_per_weight, bits_text, progress) or quantization,
             output=output,
             method=method,
             calibration=calibration,
@@ -133,21 +133,21 @@ def compile_command(
         _show(bundle, manifest, bits, progress)
 
 
-def _plan(
+def _recipe(
     checkpoint: Path, target: str, bits: float | None, text: str | None, progress: Progress
-) -> QuantizationPlan | None:
-    """The plan of --bits-per-weight, with a note that says how it was found."""
+) -> QuantizationRecipe | None:
+    """The recipe of --bits-per-weight, with a note that says how it was found."""
     if bits is None:
         return None
     from mlcpipe.checkpoint import open_checkpoint
 
-    plan, how = plan_of_bits(open_checkpoint(checkpoint), target, bits, text, progress)
+    recipe, how = recipe_of_bits(open_checkpoint(checkpoint), target, bits, text, progress)
     progress.note(how)
-    return plan
+    return recipe
 
 
 def check_texts(calibration: str | None, bits_text: str | None, text: Path | None) -> None:
-    """Raise UsageError for a text of these that is, or is part of, the one that quality is measured on."""
+    """Raise UsageError if one of these texts is, or is part of, the text that quality is measured on."""
     from mlcpipe.compiler.calibration.text import read_calibration
     from mlcpipe.quality.measure import OWN_TEXT, read_text
 
@@ -165,18 +165,18 @@ def check_texts(calibration: str | None, bits_text: str | None, text: Path | Non
 def _quality_check(
     checkpoint: Path, requirements: tuple[Requirement, ...], text: Path | None, tokens: int, progress: Progress
 ) -> Callable[[Path], None]:
-    """What measures a bundle against its checkpoint, writes the result into it and raises QualityError."""
+    """A function that measures a bundle against its checkpoint, writes the result into it and raises QualityError."""
     from mlcpipe.bundle import read_manifest
-    from mlcpipe.quality.measure import OWN_TEXT, Plan, measure, read_text, record
+    from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure, read_text, record
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.requirements import check
 
     text = text or OWN_TEXT
-    read_text(text)  # what is wrong with it is said before the work
+    read_text(text)  # checked before the work
     reference = prepare_reference(checkpoint, 0, progress)
 
     def measured(folder: Path) -> None:
-        quality = measure(Plan(folder, reference, text, tokens), progress).quality
+        quality = measure(QualityOptions(folder, reference, text, tokens), progress).quality
         check(quality, requirements)
         record(folder, read_manifest(folder), quality)
 
@@ -184,7 +184,7 @@ def _quality_check(
 
 
 def _bits_per_weight(manifest: Manifest, checkpoint: Path, draft_head: Path | None) -> float:
-    """Stored bits, scales and second copies included, for each number of the tensors that were used."""
+    """Stored bits, including scales and second copies, per number of the used tensors."""
     from mlcpipe.checkpoint import open_checkpoint
     from mlcpipe.checkpoint.draft_heads import with_draft_head
 
@@ -217,7 +217,7 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
         ("size", byte_size(sum(info.bytes for info in manifest.files.values()))),
         ("model", f"{manifest.model.model_type}, {manifest.model.num_layers} layers"),
         ("target", f"{manifest.target.name}: {manifest.target.triple}"),
-        ("quantization", f"{manifest.quantization}, {bits:.2f} bits a weight"),
+        ("quantization", f"{manifest.quantization}, {bits:.2f} bits per weight"),
         ("weights in memory", byte_size(plan.weights_bytes)),
         ("KV cache", f"{byte_size(kv)} a token, {byte_size(kv * manifest.model.context_length)} for all "
                      f"{manifest.model.context_length}"),
@@ -231,7 +231,7 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
 
 
 def _next_command(bundle: Path, manifest: Manifest) -> str:
-    """What runs a bundle, here or on the machine that it was compiled for."""
+    """The command that runs a bundle, here or on the machine that it was compiled for."""
     from mlcpipe.generated import shell_word
 
     triple, word = manifest.target.triple, shell_word(bundle)

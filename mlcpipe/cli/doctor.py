@@ -1,4 +1,4 @@
-"""`mlcpipe doctor`: what this computer can do, and what is missing."""
+"""`mlcpipe doctor`: this computer's abilities, and missing parts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _import_problem() -> str:
-    """Why TVM does not load, in a line; "" if it does."""
+    """The reason why TVM does not load, in one line; "" if it loads."""
     try:
         import tvm
     except (ImportError, OSError, AttributeError, RuntimeError, ValueError) as error:
@@ -102,14 +102,14 @@ def _machine(bandwidth: bool) -> Iterator[Finding]:
 
 
 def _tools() -> dict[str, list[Finding]]:
-    """What each backend needs."""
+    """The tools of each backend."""
     from mlcpipe.compiler.backends import backend, backends
 
     return {name: list(backend(name).tools()) for name in backends()}
 
 
 def _devices() -> Iterator[Finding]:
-    """What each kind of device is here, or one line that says why there is none."""
+    """The devices of each kind, or one line with the reason for having none."""
     from mlcpipe import devices
 
     with stderr_console().status("looking for devices"):
@@ -123,7 +123,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _targets(tools: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
-    """Each target that can be compiled for here; of the others one line for what they need."""
+    """Each target that can be compiled for here; for the others one line per missing tool."""
     from mlcpipe.targets import compiled_variants, load_target, target_names, tvm_target
 
     lacking: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""`mlcpipe inspect`: what is in a bundle, and why it is as it is."""
+"""`mlcpipe inspect`: the content of a bundle, and the reasons for it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def inspect_command(
     bits_text: BitsTextOption = None,
     target: CompileTargetOption = DEFAULT_TARGET,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the plan for --quantization into this .toml file.")
+        Path | None, typer.Option("--output", "-o", help="Write the recipe for --quantization into this .toml file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,7 +53,7 @@ def inspect_command(
 
     It only reads the manifest, so it also shows bundles of other versions and for other machines. Of a checkpoint it
     shows what a quantization would do: bytes, bits and relative error of each matrix. With --output it writes that as
-    a plan, a file in which you give single matrices other schemes.
+    a recipe, a file in which you give single matrices other schemes.
 
     Examples:
 
@@ -61,7 +61,7 @@ def inspect_command(
 
     `mlcpipe inspect ./my-bundle --kernels`
 
-    `mlcpipe inspect ./Qwen3-0.6B --bits-per-weight 4.8 -o plan.toml`
+    `mlcpipe inspect ./Qwen3-0.6B --bits-per-weight 4.8 -o recipe.toml`
     """
     bundle = local_path(model)
     if bundle is None or not is_bundle(bundle):
@@ -108,7 +108,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     from mlcpipe.bundle.origin import origin_of
 
     model, target = manifest.model, manifest.target
-    usable = "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile anew"
+    usable = "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile it again"
     return [
         ("bundle", f"{bundle} ({byte_size(sum(info.bytes for info in manifest.files.values()))})"),
         ("model", f"{model.model_type}: {model.num_layers} layers, width {model.hidden_size}, "
@@ -131,7 +131,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _embedding(info: EmbeddingInfo) -> str:
-    """What texts become."""
+    """What the model makes of texts."""
     if info.task == "rerank":
         return "a score of a query and a document"
     prompts = f", prompts {', '.join(sorted(info.prompts))}" if info.prompts else ""
@@ -140,14 +140,14 @@ def _embedding(info: EmbeddingInfo) -> str:
 
 
 def _draft_head(model: ModelInfo) -> str:
-    """What drafts for the server."""
+    """The draft head for the server."""
     if model.eagle is None:
         return f"{model.draft_heads} Medusa heads"
     return f"EAGLE-3, {byte_size(model.eagle.page_bytes // PAGE)} of KV cache a token"
 
 
 def _schemes(manifest: Manifest) -> str:
-    """How many arrays each scheme has, if there are others than the bundle's own."""
+    """The number of arrays per scheme, if there are others than the bundle's own."""
     counts = Counter(param.scheme for param in manifest.params if param.scheme)
     kept = ", ".join(f"{scheme} {count}" for scheme, count in counts.most_common())
     return f" (arrays of {kept})" if counts.keys() - {manifest.quantization} else ""
@@ -185,7 +185,7 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
             *((f"{count} layers of {kind}", words) for (kind, words), count in _kinds(manifest).items()),
             ("states of a full context", byte_size(states)),
             *((f"workspace of {name}", byte_size(size)) for name, size in largest if size >= 1024),
-            ("other memory of a run, at most", byte_size(running)),
+            ("other memory of a run (upper bound)", byte_size(running)),
             ("at most", byte_size(plan.weights_bytes + states + running)),
         ],
     )

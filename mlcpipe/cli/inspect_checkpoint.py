@@ -1,4 +1,4 @@
-"""`mlcpipe inspect` of a checkpoint: what a quantization does to each matrix, and the plan that says so."""
+"""`mlcpipe inspect` of a checkpoint: the effect of a quantization on each matrix, and its recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlcpipe.atomic import atomic_write
-from mlcpipe.cli.bits import check_bits, plan_of_bits
+from mlcpipe.cli.bits import check_bits, recipe_of_bits
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
 from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
 from mlcpipe.errors import UsageError
@@ -19,12 +19,12 @@ from mlcpipe.progress import console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.quality.matrices import StoredMatrix
-    from mlcpipe.quantization.plan import QuantizationPlan
+    from mlcpipe.quantization.recipe import QuantizationRecipe
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options; `output` is the file of the plan."""
+    """The options; `output` is the file of the recipe."""
 
     model: str
     target: str
@@ -37,7 +37,7 @@ class Asked:
 
 
 def inspect_checkpoint(asked: Asked) -> None:
-    """Print a table, or JSON, of the matrices, and write the plan."""
+    """Print a table, or JSON, of the matrices, and write the recipe."""
     check_bits(asked.bits, asked.text, asked.quantization)
     target = asked.target or DEFAULT_TARGET
     check_names(target, asked.quantization or DEFAULT_QUANTIZATION)
@@ -45,46 +45,46 @@ def inspect_checkpoint(asked: Asked) -> None:
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.quality.matrices import stored_matrices
     from mlcpipe.quantization.packing import method_of
-    from mlcpipe.quantization.plan import load_plan
+    from mlcpipe.quantization.recipe import load_recipe
     from mlcpipe.targets import load_target
 
     with console_progress(stderr_console(), lasting=False) as progress:
         checkpoint = open_checkpoint(resolve(asked.model, progress))
         if asked.bits is None:
-            plan, how = load_plan(checkpoint.quantization(asked.quantization)), ""
+            recipe, how = load_recipe(checkpoint.quantization(asked.quantization)), ""
         else:
-            plan, how = plan_of_bits(checkpoint, target, asked.bits, asked.text, progress)
-        if plan.scheme.name == KEEP and asked.output is not None:
-            raise UsageError("a plan cannot keep matrices as they are", next_step="name a --quantization")
-        method = method_of(plan.scheme, asked.method, tuple(rule.scheme for rule in plan.rules))
-        matrices = stored_matrices(checkpoint, load_target(target), plan, method, progress)
+            recipe, how = recipe_of_bits(checkpoint, target, asked.bits, asked.text, progress)
+        if recipe.scheme.name == KEEP and asked.output is not None:
+            raise UsageError("a recipe cannot keep matrices as they are", next_step="name a --quantization")
+        method = method_of(recipe.scheme, asked.method, tuple(rule.scheme for rule in recipe.rules))
+        matrices = stored_matrices(checkpoint, load_target(target), recipe, method, progress)
     if asked.output is not None:
-        atomic_write(asked.output, _text_of(plan, matrices, how).encode())
+        atomic_write(asked.output, _text_of(recipe, matrices, how).encode())
     if asked.as_json:
         listed = [asdict(matrix) | {"bits": matrix.bits} for matrix in matrices]
-        print_json({"quantization": plan.name, "how": how, "matrices": listed})
+        print_json({"quantization": recipe.name, "how": how, "matrices": listed})
     else:
         _show(matrices, how, asked.output)
 
 
 def _check_output(path: Path | None) -> None:
-    """Raise UsageError for a file that is no plan, or one that exists: somebody may have edited it."""
+    """Raise UsageError for a file that is no recipe, or an existing one, as it may have been edited."""
     if path is not None and path.suffix != ".toml":
         raise UsageError("--output", expected="a .toml file", found=path)
     if path is not None and path.exists():
-        raise UsageError("the plan exists already", where=path, next_step="give another path")
+        raise UsageError("the recipe exists already", where=path, next_step="give another path")
 
 
-def _text_of(plan: QuantizationPlan, matrices: Sequence[StoredMatrix], how: str) -> str:
-    """The plan with a line for each matrix; what a mixture stores as it stores vectors needs none."""
-    from mlcpipe.quantization.plan import plan_text
+def _text_of(recipe: QuantizationRecipe, matrices: Sequence[StoredMatrix], how: str) -> str:
+    """The recipe with a line per matrix, except matrices in the default scheme."""
+    from mlcpipe.quantization.recipe import recipe_text
 
-    default = plan.scheme
+    default = recipe.scheme
     tensors = [(m.name, m.scheme) for m in matrices if not (default.mixed and m.scheme == default.name)]
-    return plan_text(default.name, tensors, how, plan.text_sha256)
+    return recipe_text(default.name, tensors, how, recipe.text_sha256)
 
 
-def _show(matrices: Sequence[StoredMatrix], how: str, plan: Path | None) -> None:
+def _show(matrices: Sequence[StoredMatrix], how: str, recipe: Path | None) -> None:
     console = stdout_console()
     table = new_table("matrix", "shape", "scheme", "size", "bits", "relative error", whole="matrix")
     for m in matrices:
@@ -97,7 +97,7 @@ def _show(matrices: Sequence[StoredMatrix], how: str, plan: Path | None) -> None
     say(console, f"\n{len(matrices)} matrices: {sums}")
     if how:
         say(console, how)
-    if plan is not None:
+    if recipe is not None:
         from mlcpipe.generated import shell_word
 
-        say(console, f"\nNow type:  mlcpipe compile CHECKPOINT --quantization {shell_word(plan)} -o BUNDLE")
+        say(console, f"\nNow type:  mlcpipe compile CHECKPOINT --quantization {shell_word(recipe)} -o BUNDLE")

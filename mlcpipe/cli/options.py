@@ -32,9 +32,9 @@ CompileTargetOption = Annotated[str, typer.Option(help=TARGET_HELP)]
 QuantizationOption = Annotated[
     str | None,
     typer.Option(
-        help="How to store the weights: q3f16_1, q4f16_1, q4f16_k, q8f16_1, q0f16 and others; a plan.toml that "
+        help="How to store the weights: q3f16_1, q4f16_1, q4f16_k, q8f16_1, q0f16 and others; a recipe.toml that "
         "`mlcpipe inspect` wrote; keep, as the checkpoint has them; or auto: q4f16_m, for webgpu with a library for "
-        "GPUs with float16 besides. "
+        "GPUs with float16 added. "
         f"(default: {DEFAULT_QUANTIZATION}; {KEEP} for a quantized checkpoint)"
     ),
 ]
@@ -48,16 +48,14 @@ MethodOption = Annotated[
 CalibrationOption = Annotated[
     str | None,
     typer.Option(
-        help="A text file that says where an error of search, awq or gptq counts: the model runs on it while "
-        f"weights are quantized. {OWN_CALIBRATION} is a text of mlcpipe's, the default of awq and gptq. "
+        help="A text file that shows search, awq or gptq where errors matter: the model runs on it while "
+        f"weights are quantized. {OWN_CALIBRATION} is the built-in text, the default of awq and gptq. "
         f"(default: {NO_CALIBRATION})"
     ),
 ]
 BitsOption = Annotated[
     float | None,
-    typer.Option(
-        help="Give each matrix the bits that help most, at most so many for each number of all weights, such as 4.8."
-    ),
+    typer.Option(help="Give each matrix the bits that help most, with this average per weight at most, such as 4.8."),
 ]
 BitsTextOption = Annotated[
     str | None,
@@ -85,7 +83,7 @@ ContextShiftOption = Annotated[
     bool,
     typer.Option(
         "--context-shift",
-        help="Go on where the context is full: with its first 16 tokens and its last half, the rest is forgotten.",
+        help="Continue when the context is full: keep its first 16 tokens and its last half, forget the rest.",
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads of the CPU kernels. (default: the physical cores)")]
@@ -93,8 +91,8 @@ DraftHeadOption = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="An EAGLE-3 head or Medusa heads that were trained for the model: the server drafts with them where that "
-        "is faster, and no answer changes by it.",
+        help="An EAGLE-3 head or Medusa heads that were trained for the model: the server drafts with them when that "
+        "is faster; answers do not change.",
     ),
 ]
 AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]
@@ -103,7 +101,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 
 
 def bundle_folder(text: str) -> Path:
-    """Parses the argument of verbs that take bundles alone. Raises UsageError for a name of the hub."""
+    """Parses the argument of verbs that only take bundles. Raises UsageError for a name of the hub."""
     path = local_path(text)
     if path is None:
         raise UsageError("a bundle is a folder", found=text, next_step="make one with: mlcpipe compile")
@@ -123,7 +121,7 @@ def option_name(key: str) -> str:
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each of KNOBS, in the place of its parameter `sampling: dict[str, float]`.
+    """Give a command an option for each of KNOBS, instead of its parameter `sampling: dict[str, float]`.
 
     The command gets the options that were given, by key.
     """

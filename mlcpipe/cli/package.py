@@ -1,4 +1,4 @@
-"""`mlcpipe package`: a bundle as something that people can open."""
+"""`mlcpipe package`: a bundle as a web site, program, app or library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlcpipe.progress import console_progress
 
 
 class App(str, Enum):
-    """What a bundle is packaged as."""
+    """The form of a package."""
 
     web = "web"
     cli = "cli"

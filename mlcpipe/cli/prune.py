@@ -35,16 +35,16 @@ def prune_command(
             "MLP; or with wanda or sparsegpt 2 of 4 neighbours in each matrix, which become 0."
         ),
     ],
-    keep: Annotated[int | None, typer.Option(help="How many layers, KV heads or MLP columns stay.")] = None,
+    keep: Annotated[int | None, typer.Option(help="How many layers, KV heads or MLP columns remain.")] = None,
     ratio: Annotated[
         float | None,
-        typer.Option(help=f"The share of them that goes, in place of --keep. (default: {PRUNED_RATIO})"),
+        typer.Option(help=f"The share to remove, instead of --keep. (default: {PRUNED_RATIO})"),
     ] = None,
     calibration: Annotated[
         str,
         typer.Option(
-            help="A text file that says what counts: the model runs on it, layer by layer. "
-            f"{OWN_CALIBRATION} is a text of mlcpipe's."
+            help="A text file to measure importance on: the model runs on it, layer by layer. "
+            f"{OWN_CALIBRATION} is the built-in text."
         ),
     ] = OWN_CALIBRATION,
     quality: Annotated[
@@ -53,10 +53,10 @@ def prune_command(
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a checkpoint smaller: remove what counts least on a text.
+    """Make a checkpoint smaller: remove what matters least on a text.
 
     The result is an ordinary checkpoint for `mlcpipe compile` and transformers. One layer is in memory at a time.
-    Beside it lies distill.toml, the recipe by which apps/distill/distill.py wins back some of what is lost.
+    Its distill.toml is the recipe for apps/distill/distill.py, which recovers some of the loss.
 
     Examples:
 
@@ -84,13 +84,13 @@ def prune_command(
 
 
 def _measure(made: Pruned, progress: Progress) -> Comparison:
-    """The pruned checkpoint against the original, both in float32 if memory has room."""
-    from mlcpipe.quality.measure import Plan, score_prefill
+    """The pruned checkpoint against the original, both in float32 if memory allows."""
+    from mlcpipe.quality.measure import QualityOptions, score_prefill
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.statistics import compare
 
     pruned, original = (prepare_reference(path, 0, progress) for path in (made.output, made.original))
-    return compare(score_prefill(Plan(pruned, original), progress))
+    return compare(score_prefill(QualityOptions(pruned, original), progress))
 
 
 def _show(made: Pruned, measured: Comparison | None) -> None:

@@ -1,4 +1,4 @@
-"""`mlcpipe quality`: how much a bundle differs from its reference."""
+"""`mlcpipe quality`: measures how much a bundle differs from its reference."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def quality_command(
     """
     check_at_least_one(tokens=tokens, decode_tokens=decode_tokens, threads=threads)
     from mlcpipe.bundle import read_manifest
-    from mlcpipe.quality.measure import OWN_TEXT, Plan, measure, record
+    from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure, record
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.requirements import check, parse_requirements
 
@@ -66,7 +66,7 @@ def quality_command(
     manifest = read_manifest(bundle)
     with console_progress(stderr_console(), lasting=False) as progress:
         exact = prepare_reference(reference, manifest.memory_plan.weights_bytes, progress)
-        asked = Plan(bundle, exact, text or OWN_TEXT, tokens, decode_tokens, threads, engine_device(device))
+        asked = QualityOptions(bundle, exact, text or OWN_TEXT, tokens, decode_tokens, threads, engine_device(device))
         report = measure(asked, progress)
     unwritten = record(bundle, manifest, report.quality)
     if as_json:
@@ -82,7 +82,7 @@ def _show(bundle: Path, report: Report) -> None:
     quality, console = report.quality, stdout_console()
     share = "" if report.share is None else f", {100 * report.share:.0f} % of the read bandwidth"
     rows = [
-        ("bundle", f"{bundle}, {byte_size(report.bundle_bytes)}, {quality.bits_per_weight:.2f} bits a weight"),
+        ("bundle", f"{bundle}, {byte_size(report.bundle_bytes)}, {quality.bits_per_weight:.2f} bits per weight"),
         ("reference", f"{quality.reference} in {quality.reference_quantization}"),
         ("text", f"{quality.text}: {report.notes[-1]}"),
         ("decode", f"{report.decode_tok_s:,.1f} tok/s{share}"),
@@ -95,7 +95,7 @@ def _show(bundle: Path, report: Report) -> None:
 
 
 def quality_lines(manifest: Manifest) -> list[tuple[str, str]]:
-    """("prefill" or "decode", its figures in a line); none for a bundle that was not measured."""
+    """("prefill" or "decode", its figures in a line); empty for a bundle that was not measured."""
     quality = manifest.quality
     return [] if quality is None else [("prefill", _line(quality.prefill)), ("decode", _line(quality.decode))]
 

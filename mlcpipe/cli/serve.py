@@ -48,7 +48,7 @@ _MAX_WARM_BYTES = 4 << 20
 
 
 class DraftKind(str, Enum):
-    """Where drafts of answers come from."""
+    """The source of drafts."""
 
     lookup = "lookup"
     off = "off"
@@ -81,32 +81,32 @@ def serve_command(
     swap_bytes: Annotated[
         int | None,
         typer.Option(
-            help="Bytes of the host's memory for keys and values of answers that gave way on a GPU; 0 computes them "
-            "again. (default: a quarter of what is free)",
+            help="Bytes of the host's memory for keys and values of answers preempted on a GPU; 0 computes them "
+            "again. (default: a quarter of the free memory)",
             min=0,
         ),
     ] = None,
     step_ms: Annotated[
-        int, typer.Option(help="Milliseconds that a step may take while somebody waits for the next token.")
+        int, typer.Option(help="Milliseconds that a step may take while an answer waits for its next token.")
     ] = DEFAULT_STEP_MS,
     draft: Annotated[
         DraftKind,
         typer.Option(
-            help="Where tokens that may come next are looked up, to check several at a time; no answer changes by it. "
-            "lookup: in the prompt, the answer and the request's prediction, where that is faster."
+            help="How to guess the next tokens, to check several at a time; answers do not change. "
+            "lookup: from the prompt, the answer and the request's prediction, when that is faster."
         ),
     ] = DraftKind.lookup,
     draft_model: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A smaller model with the same tokens that proposes what comes next, where that is faster; no answer "
-            "changes by it.",
+            help="A smaller model with the same tokens that drafts the next tokens when that is faster; answers "
+            "do not change.",
         ),
     ] = None,
     draft_head: DraftHeadOption = None,
     max_per_key: Annotated[
-        int | None, typer.Option(help="Requests at once for each key; one more gets 429. (default: any number)")
+        int | None, typer.Option(help="Concurrent requests per key; one more gets 429. (default: any number)")
     ] = None,
     warm: Annotated[
         list[Path] | None,
@@ -126,7 +126,7 @@ def serve_command(
     adapter_ranks: Annotated[
         int | None,
         typer.Option(
-            help="Ranks of all adapters that are loaded at once, each rounded up to 16. (default with --adapter or "
+            help="Total ranks of the loaded adapters, each rounded up to 16. (default with --adapter or "
             f"--adapter-folder: those of --adapter, at least {DEFAULT_ADAPTER_RANKS})"
         ),
     ] = None,
@@ -141,14 +141,14 @@ def serve_command(
         str | None,
         typer.Option(
             metavar="ENCODER",
-            help="An embedding model. A question that it finds similar to an earlier one, in a request that is equal "
-            "otherwise, gets that one's answer.",
+            help="An embedding model. A question that it finds similar to an earlier one, in an otherwise equal "
+            "request, gets the earlier answer.",
         ),
     ] = None,
     semantic_threshold: Annotated[
         float, typer.Option(help="Least cosine similarity of such questions.", min=0.0, max=1.0)
     ] = DEFAULT_SIMILARITY,
-    semantic_entries: Annotated[int, typer.Option(help="Answers that are kept for them, in memory.")] = 1000,
+    semantic_entries: Annotated[int, typer.Option(help="Answers kept in memory for that.")] = 1000,
     ray: Annotated[
         int | None,
         typer.Option(
@@ -168,7 +168,7 @@ def serve_command(
 
     The paths: `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/models`, `/tokenize`,
     `/detokenize`, `/health`, `/metrics`, and a page at `/`. A model that embeds texts has `/v1/embeddings` or
-    `/v1/rerank` in the place of those that answer.
+    `/v1/rerank` instead of those that answer.
 
     Examples:
 
@@ -309,7 +309,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _warm(loaded: Loaded, texts: Iterable[str], namespaces: Iterable[str]) -> None:
-    """Compute what conversations with these system messages begin with, before anybody asks, in each namespace."""
+    """Compute the beginning of conversations with these system messages in advance, in each namespace."""
     from mlcpipe.runtime.sampling_params import SamplingParams
     from mlcpipe.runtime.serving.interface import Request
     from mlcpipe.server.prompts import system_tokens
@@ -322,7 +322,7 @@ def _warm(loaded: Loaded, texts: Iterable[str], namespaces: Iterable[str]) -> No
 
 
 class EnginePlan(NamedTuple):
-    """How to open the engine: `open_engine` explains the fields."""
+    """The options of `open_engine`, which explains them."""
 
     max_queue: int
     sequences: int | None
@@ -348,7 +348,7 @@ def _adapter_folders(options: Iterable[str]) -> dict[str, Path]:
 
 
 def _draft_model(bundle: Path, engine: Engine, device: str | None) -> Engine:
-    """The engine of a model that may draft for another one. Raises UsageError."""
+    """The engine of a draft model. Raises UsageError."""
     from mlcpipe import Engine
     from mlcpipe.bundle import read_manifest
     from mlcpipe.runtime.serving.draft_model import check_pair
@@ -403,7 +403,7 @@ def _load(
 
 
 def _name_of(model: str | None, manifest: Manifest) -> str:
-    """The last part of a checkpoint's folder, all of a hub's name but the revision; a bundle knows its checkpoint's."""
+    """The last part of a checkpoint's path, or a hub's name without the revision; a bundle knows its checkpoint's."""
     if model is None:
         return "mlcpipe-demo"
     for scheme in (HUB_SCHEME, OLLAMA_SCHEME):

@@ -1,4 +1,4 @@
-"""What `mlcpipe serve` does otherwise for a model that embeds texts."""
+"""`mlcpipe serve` for embedding models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def manifest_of(bundle: Path, **chat_only: object) -> Manifest:
-    """The bundle's manifest. Raises UsageError for an option of answers to a model that writes none."""
+    """The bundle's manifest. Raises UsageError for an option that only concerns answers."""
     from mlcpipe.bundle import read_manifest
 
     manifest = read_manifest(bundle)
@@ -28,7 +28,7 @@ def manifest_of(bundle: Path, **chat_only: object) -> Manifest:
 
 
 def loaded_embedder(embedder: Embedder, names: tuple[str, ...], max_queue: int) -> LoadedEmbedder:
-    """What the server answers with."""
+    """The loaded model for the server."""
     from mlcpipe.server.embedding_service import EmbeddingEngine
     from mlcpipe.server.run import LoadedEmbedder
     from mlcpipe.server.service import Facts
@@ -44,7 +44,7 @@ def loaded_embedder(embedder: Embedder, names: tuple[str, ...], max_queue: int) 
 
 
 def say_ready(loaded: LoadedEmbedder, address: str, key: str) -> None:
-    """Say where it serves, with a first request; `key` is the header with the API key."""
+    """Print the address and a first request; `key` is the header with the API key."""
     console, reranks = stderr_console(), loaded.engine.embedder.info.task == "rerank"
     say(console, f"{loaded.facts.names[0]} on {address}  (Ctrl-C stops the server)")
     path, body = ("rerank", '{"query": "Who sat?", "documents": ["A cat"]}') if reranks else (

@@ -1,4 +1,4 @@
-"""What `mlcpipe serve --ray` does otherwise."""
+"""`mlcpipe serve --ray`: several processes of one server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_ray(**alone: object) -> None:
-    """Raises UsageError without the packages or with another Ray, and for an option of one server alone."""
+    """Raises UsageError without the packages or with another Ray, and for an option that needs a single process."""
     given = next((name for name, value in alone.items() if value), None)
     if given is not None:
         raise UsageError("--ray", expected="options of all replicas", found=f"--{given}")
@@ -39,14 +39,14 @@ def check_ray(**alone: object) -> None:
 
 
 def threads_of_each(replicas: int, threads: int | None) -> int:
-    """How many threads each replica has where nobody says it: its share of the cores."""
+    """The default number of threads per replica: its share of the cores."""
     from mlcpipe.devices.support.threads import physical_cores
 
     return threads or env().threads or max(1, physical_cores() // replicas)
 
 
 def check_on_host(manifest: Manifest, device: str) -> None:
-    """Raises UsageError where the bundle runs on a GPU, which replicas would have to share."""
+    """Raises UsageError if the bundle runs on a GPU, which replicas would have to share."""
     from mlcpipe.devices import open_device
 
     found = open_device(manifest.target.variants[0], engine_device(device))
@@ -57,7 +57,7 @@ def check_on_host(manifest: Manifest, device: str) -> None:
 def serve_replicas(
     bound: socket.socket, load: Callable[[], Any], rules: Rules, count: int, drain_s: float, says: str, *, embeds: bool
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; `says` is the line for when all replicas are loaded."""
+    """Serve until SIGTERM or Ctrl-C; `says` is the line to print when all replicas are loaded."""
     from mlcpipe.server.replicas import Replicas, create_front, running_ray
     from mlcpipe.server.run import serve
 

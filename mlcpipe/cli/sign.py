@@ -1,4 +1,4 @@
-"""`mlcpipe sign` and `mlcpipe trust`: which bundles run without a word."""
+"""`mlcpipe sign` and `mlcpipe trust`: bundles that load without a notice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sign_command(
         bool, typer.Option("--new-key", help="Make the key first, without a password, and KEY.pub beside it.")
     ] = False,
 ) -> None:
-    """Sign a bundle: people who trust your key load it without being told that it is a program.
+    """Sign a bundle: people who trust your key load it without a notice that it is a program.
 
     It writes `mlcpipe.json.minisig` into the bundle: an Ed25519 signature of the manifest, which has the hashes of all
     files, in the format of minisign. A key of `minisign -G`, with a password or without, will do.
@@ -85,10 +85,10 @@ def trust_command(
     name: Annotated[str, typer.Option(help="What to call the publisher. (default: the name of the key's file)")] = "",
     remove: Annotated[bool, typer.Option("--remove", help="Trust this key no longer.")] = False,
 ) -> None:
-    """Trust a publisher's key: bundles that it signed load without a word. Alone it lists the trusted keys.
+    """Trust a publisher's key: bundles signed with it load without a notice. Alone it lists the trusted keys.
 
-    A bundle is a program: loading it runs its native code. Bundles that you compiled are known. Of others `chat` says
-    on stderr what it runs and whose key it names; with a bundle in the place of a key, this one is accepted as it is.
+    A bundle is a program: loading it runs its native code. Bundles that you compiled are known. For others `chat` says
+    on stderr what it runs and whose key it names; with a bundle instead of a key, that bundle is accepted as it is.
 
     Examples:
 
@@ -125,7 +125,7 @@ def trust_command(
         found = f"{same[0]}, which has this key" if set(same) - {name} else name
         raise UsageError("--name", expected="a new name of letters, digits, dots and dashes", found=found)
     atomic_write(private_folder(folder) / f"{name}.pub", key.file_text.encode())
-    say(console, f"bundles that {name} ({key.identity}) signed load without a word")
+    say(console, f"bundles that {name} ({key.identity}) signed load without a notice")
 
 
 def _accept(bundle: Path, console: Console, *, remove: bool) -> None:
@@ -139,4 +139,4 @@ def _accept(bundle: Path, console: Console, *, remove: bool) -> None:
     origin_of(bundle)  # a bad signature is refused
     if not accept(bundle):
         raise UsageError("the bundle cannot be recorded", where=bundle, next_step="set MLCPIPE_CONFIG")
-    say(console, f"{bundle} loads without a word, as it is now")
+    say(console, f"{bundle} loads without a notice, as it is now")

@@ -1,4 +1,4 @@
-"""Where the command line writes: answers and tables to stdout, progress, statistics and errors to stderr."""
+"""Output of the command line: answers and tables to stdout, progress, statistics and errors to stderr."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def print_json(content: object) -> None:
 
 
 def new_table(*columns: str, whole: str = "") -> Table:
-    """A table without lines; long cells continue on the next line, but for the column `whole`, of names."""
+    """A table without lines; long cells wrap, except in the column `whole`, of names."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -68,12 +68,12 @@ def print_rows(console: Console, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def cell(text: str) -> str:
-    """Text that may come from anywhere (a manifest), as a table may show it."""
+    """Untrusted text (of a manifest), escaped for a table."""
     from rich.markup import escape
 
     return escape(sanitize(text))
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Text that may come from anywhere, broken at words on a terminal and not at all elsewhere."""
+    """Untrusted text, wrapped at words on a terminal only."""
     console.print(sanitize(text), style=style, markup=False, soft_wrap=not console.is_terminal)

@@ -27,7 +27,7 @@ def chat_in_browser(
     show: bool,
     given: Mapping[str, object],
 ) -> None:
-    """Compile for WebGPU where that is needed, serve the page with the model, and open it; until Ctrl-C.
+    """Compile for WebGPU if necessary, serve the page with the model, and open it; until Ctrl-C.
 
     Args:
         model: as `mlcpipe.load` takes it.
@@ -51,7 +51,7 @@ def chat_in_browser(
     page = page_folder(lambda line: say(console, line, style="dim"))
     bundle = _bundle(model, target, quantization, console)
     title = model_title(model) if model is None else Path(model.rpartition("@")[0] or model).name
-    # The files come from this disk: there is nothing to ask about.
+    # The files come from this disk, so the page need not ask before a download.
     site = assemble_site(page, [bundle], title=title[:1].upper() + title[1:], autostart=True)
     with SiteServer(site, DEFAULT_PORT if port is None else port) as server:
         say(console, f"{server.url}  (Ctrl-C stops the server)")
@@ -79,7 +79,7 @@ def _bundle(model: str | None, target: str | None, quantization: str | None, con
     if given is None:
         target, quantization = target or devices.browser_target(), quantization or AUTO
     elif target is None and quantization is None:
-        return given  # whatever TVM is installed here: the library has its own
+        return given  # any TVM may be installed here: the library has its own
     with console_progress(console) as progress:
         # The library comes from this disk: its size matters less than a minute of linking.
         return prepare_bundle(

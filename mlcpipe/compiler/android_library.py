@@ -9,7 +9,7 @@ from mlcpipe.compiler.link import Linker
 from mlcpipe.compiler.static_library import TABLE, own_table
 
 PAGE_BYTES = 1 << 14  # Android 15 and later may have pages of 16 KiB
-# Libraries of every Android, and the functions of theirs that kernels call.
+# Libraries of every Android, and their functions that kernels call.
 _FLOAT32 = "ceil cos erf exp floor fma fmod log log2 nearbyint pow rint round sin sqrt tanh trunc"
 _SYSTEM = {
     "libc.so": ("memcpy", "memmove", "memset"),
@@ -18,10 +18,10 @@ _SYSTEM = {
 
 
 def link_android_library(static: Path, output: Path, linker: Linker) -> None:
-    """Link a model's static library into the shared library `output`, which exports its table of symbols alone.
+    """Link a model's static library into the shared library `output`, which exports only its symbol table.
 
-    Its name for Android's loader has the hash of its code, so that an app may load several. Raises CompileError for a
-    function that no library of `_SYSTEM` has.
+    Its soname contains the hash of its code, so that an app may load several. Raises CompileError for a function that
+    no library of `_SYSTEM` has.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

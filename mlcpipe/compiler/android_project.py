@@ -20,7 +20,7 @@ from mlcpipe.progress import Progress
 from mlcpipe.resources import native_path
 
 _TEMPLATES = native_path() / "android"
-_MARK = "settings.gradle.kts"  # only such a folder has it
+_MARK = "settings.gradle.kts"  # marks such a folder
 _ABIS = {"aarch64": "arm64-v8a", "x86_64": "x86_64"}
 # The bundles of a model, by Android's name of their architecture.
 _Codes = dict[str, Path]
@@ -31,7 +31,7 @@ def write_android_project(
 ) -> None:
     """Write a Gradle project with the code of each bundle for its apps, and the data in `models/NAME/model.mlcp`.
 
-    Bundles that differ in their code alone are one model, which has the name of the first. Raises UsageError for
+    Bundles that differ only in their code are one model, named after the first. Raises UsageError for
     bundles that were not compiled for Android, for models of different machines or of one name, BundleError,
     SignatureError, and ResourceError.
     """
@@ -83,7 +83,7 @@ def _libraries(manifest: Manifest) -> list[str]:
 
 
 def _data(manifest: Manifest) -> str:
-    """What bundles of one model have in common, whatever machine they were compiled for."""
+    """The fields that all bundles of one model share, whatever machine they were compiled for."""
     files = {name: manifest.files[name].sha256 for name in data_files(manifest)}
     return json.dumps([manifest.model.model_dump(mode="json"), files], sort_keys=True)
 

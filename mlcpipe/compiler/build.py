@@ -19,10 +19,9 @@ from tvm.relax.analysis import all_global_vars
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from mlcpipe import debug
-from mlcpipe.compiler.kernel_store import KernelStore, key_of
+from mlcpipe.compiler.kernel_store import KernelStore, kernel_store, key_of
 from mlcpipe.compiler.object_file import ObjectFile
 from mlcpipe.compiler.scratch import FEW_ROWS, Allocations, Scratch, allocations
-from mlcpipe.env import env
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.passes.lowering import KernelModule, KernelReport, Lowering
 from mlcpipe.passes.pipeline import DEVICE, HOST, LLVM, SCHEDULE, SHADERS, UNCHECKED, VM, Phase, run
@@ -133,7 +132,7 @@ def build_variants(
     """
     lowered = run(state, VM)
     pending: list[tuple[_Named, relax.ExecBuilder, list[Path], list[Future[ObjectFile]]]] = []
-    pool, store = ThreadPoolExecutor(threads), kernel_store()
+    pool, store = ThreadPoolExecutor(threads), kernel_store(state.dump)
     try:
         for variant in reversed(variants):
             one = _with_kernels(lowered, run(replace(state, variant=variant), SCHEDULE))
@@ -293,19 +292,12 @@ def _generate(kernels: Kernels, lowered: tvm.IRModule) -> Any:
     return library
 
 
-def kernel_store() -> KernelStore | None:
-    """The store in the user's cache; None for a user without a home."""
-    folder, root = env().cached("kernels"), env().cache
-    return None if folder is None or root is None else KernelStore(folder, root)
-
-
 def _write_object(state: Lowering, kernels: Kernels, path: Path, store: KernelStore | None) -> ObjectFile:
     def make() -> ObjectFile:
         return new_object_file(kernels, path.suffix)
 
     def get() -> ObjectFile:
-        # The store would skip passes that a dump must show.
-        return make() if store is None or kernels.dump is not None else store.get(kernels.key(path.suffix), make)
+        return make() if store is None else store.get(kernels.key(path.suffix), ObjectFile, make)
 
     made: ObjectFile = _or_compile_error(state, get)
     path.write_bytes(made.code)

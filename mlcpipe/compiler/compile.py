@@ -31,7 +31,7 @@ from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.quantization.packing import method_of
-from mlcpipe.quantization.plan import QuantizationPlan
+from mlcpipe.quantization.recipe import QuantizationRecipe
 from mlcpipe.targets import Variant, load_target
 from mlcpipe.weights.convert import check_memory, convert_weights, quantized
 
@@ -40,7 +40,7 @@ def compile(
     checkpoint: str | Path,
     *,
     target: str = DEFAULT_TARGET,
-    quantization: str | QuantizationPlan | None = None,
+    quantization: str | QuantizationRecipe | None = None,
     output: str | Path,
     context_length: int | None = None,
     method: str | None = None,
@@ -58,28 +58,27 @@ def compile(
     Args:
         checkpoint: a folder with config.json and safetensors, a GGUF file, `hf://org/name[@revision]`,
             `hf://org/name:TAG` for one of a folder's GGUF files, or `ollama://name[:tag]` for a model of Ollama's.
-        target: a target that comes with mlcpipe, or a path to a `.toml` file. `cpu` is for every CPU of this
-            architecture: one library with a variant for each instruction set; `cpu-native` for this machine's.
-        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q4f16_k q4f16_m q3f16_1; a plan, or
+        target: the name of a target of mlcpipe, or a path to a `.toml` file. `cpu` runs on every CPU of this
+            architecture: one library with a variant for each instruction set; `cpu-native` on this machine.
+        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q4f16_k q4f16_m q3f16_1; a recipe, or
             the path of its .toml file, gives each matrix its own; keep stores every matrix as the checkpoint has it;
             auto is q4f16_m, plus one library for each companion of the target (webgpu has one for GPUs with
-            float16). None is q4f16_1, and keep for weights that are quantized already.
-        context_length: tokens of context to serve; None is what config.json says.
+            float16). Default: keep for weights that are quantized already, else q4f16_1.
+        context_length: tokens of context to serve. Default: config.json's.
         method: search finds the scales of 3- and 4-bit codes that leave the least error; rtn takes the largest
-            magnitude of a group, as MLC-LLM does; awq makes columns larger in which an error counts; gptq lets columns
-            make up for the errors of those before them, which takes minutes. None is search for 3 and 4 bits, rtn for
-            others.
-        calibration: the path of a text that the model runs on layer by layer, so that search, awq and gptq know in
-            which columns of a matrix an error counts; own is a text of mlcpipe's, none is none. None is own for awq and
-            gptq.
+            magnitude of a group, as MLC-LLM does; awq scales up columns whose errors matter; gptq lets columns
+            compensate for the errors of earlier ones, which takes minutes. Default: search for 3 and 4 bits, else rtn.
+        calibration: the path of a text on which the model runs layer by layer, so that search, awq and gptq know
+            which columns' errors matter; own: the built-in text; none: no text. Default: own for awq and gptq, else
+            none.
         kv_cache_dtype: f32, f16, q8 (int8 with a scale for each 32 numbers) or q4 (4 bits, of rotated heads); auto is
-            what the target says, else the quantization's dtype.
-        adapters: the bundle can run with LoRA adapters, which are chosen when it runs.
+            the target's choice, else the quantization's dtype.
+        adapters: the bundle can run with LoRA adapters, chosen at run time.
         draft_head: a folder with an EAGLE-3 head or Medusa heads for the model, or `hf://org/name`: the server drafts
             with them.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.
-        check: is given the complete bundle before it appears as `output`; if it raises, there is no bundle.
+        check: called with the complete bundle before it appears as `output`; if it raises, no bundle is written.
 
     Raises an error of `mlcpipe.errors` that says what, where and what to do.
     """
@@ -113,7 +112,7 @@ def compile(
 
 
 def _check(folder: Path, check: Callable[[Path], object]) -> None:
-    """Let `check` open a bundle that has not appeared; one that it refuses is not accepted any more."""
+    """Let `check` open a bundle before it appears; a refused bundle is no longer trusted."""
     try:
         check(folder)
     except BaseException:
@@ -124,7 +123,7 @@ def _check(folder: Path, check: Callable[[Path], object]) -> None:
 def compile_code(checkpoint: Path, *, target: str, output: Path) -> Path:
     """A bundle without weights and tokenizer, for measurements whose weights are made on the device.
 
-    Of the checkpoint only config.json and the names and shapes of tensors are read. Raises what `compile` raises.
+    Reads only the checkpoint's config.json and the names and shapes of tensors. Raises what `compile` raises.
     """
     described = load_target(target)
     writer = find_writer(described, quick=False)
@@ -140,7 +139,7 @@ def convert(
     checkpoint: str | Path,
     *,
     target: str = DEFAULT_TARGET,
-    quantization: str | QuantizationPlan | None = None,
+    quantization: str | QuantizationRecipe | None = None,
     output: str | Path,
     method: str | None = None,
     calibration: str | Path | None = None,
@@ -185,12 +184,12 @@ def _convert(
 
 
 def _quantization(
-    source: Checkpoint, requested: str | QuantizationPlan | None, progress: Progress
-) -> str | QuantizationPlan:
-    """What to store weights with, and a note if they are rounded a second time. Raises UsageError."""
-    quantization = requested if isinstance(requested, QuantizationPlan) else source.quantization(requested)
+    source: Checkpoint, requested: str | QuantizationRecipe | None, progress: Progress
+) -> str | QuantizationRecipe:
+    """The quantization to store weights in; notes a second rounding in the progress. Raises UsageError."""
+    quantization = requested if isinstance(requested, QuantizationRecipe) else source.quantization(requested)
     if source.quantized_as is not None and quantization not in ("q0f32", KEEP):
-        name = quantization.name if isinstance(quantization, QuantizationPlan) else quantization
+        name = quantization.name if isinstance(quantization, QuantizationRecipe) else quantization
         progress.note(f"weights of {source.quantized_as} are rounded a second time, to {name}")
     elif quantization == KEEP and not source.keeps_all:
         progress.note(f"some weights of {source.quantized_as} are rounded a second time: no kernel reads their form")
@@ -205,7 +204,7 @@ def _needed_bytes(job: Job) -> int:
 def _write_libraries(
     jobs: Sequence[Job], folder: Path, writer: LibraryWriter, progress: Progress
 ) -> tuple[list[BuiltLibrary], dict[str, FileInfo]]:
-    """Write the libraries of a bundle into `lib/`, in the order of `jobs` -> what was built, and the files."""
+    """Write the libraries of a bundle into `lib/`, in the order of `jobs` -> the built libraries, and the files."""
     progress.stage("compile the kernels")
     (folder / "lib").mkdir()
     libraries = [_write_library(job, folder, writer, progress) for job in jobs]
@@ -230,9 +229,9 @@ def _source(state: Lowering, variant: Variant) -> str:
 
 
 def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInfo]:
-    """Copy the configuration files; write the tokenizer, as all its files have it, and MLC's chat config.
+    """Copy the configuration files; write the tokenizer with all its files, and MLC's chat config.
 
-    Where the runtime owns the KV cache, write the tables of tokenizer and template that the native one maps.
+    If the runtime owns the KV cache, also write the tables of tokenizer and template for the native runtime.
     """
     source, tokenizer = job.checkpoint, job.tokenizer
     names = [name for name in CONFIG_FILES if (source.folder / name).is_file()]

@@ -1,14 +1,14 @@
-"""One file of data: weights, tokenizer, chat template and manifest of a bundle, which a program maps.
+"""One data file for a program to map: weights, tokenizer, chat template and manifest of a bundle.
 
-A container ends a file: it may lie behind a program, which then needs no other file. It holds data only. Code is in the
-program, which takes weights whose manifest states the same model and ABI. Where programs of several architectures share
+A container ends a file: appended to a program, it makes that self-contained. It holds data only. The code is in the
+program, which accepts weights whose manifest states the same model and ABI. If programs of several architectures share
 a container, `mlcpipe.json` is the manifest of one, and `mlcpipe-ARCHITECTURE.json` that of each other.
 
     files, each at a multiple of 4096 bytes | index, a file of tables | trailer
 
 The index has names (sections 0 and 1), offset and length of each file, counted from the container's begin, and the
-SHA-256 of the manifests, one behind the other, which have those of the other files. The trailer: magic, then length of
-the container, offset and length of the index as u64, and the SHA-256 of the index. Hashes are 64 hexadecimal digits.
+SHA-256 of the concatenated manifests, which contain those of the other files. The trailer: magic, then length of the
+container, offset and length of the index as u64, and the SHA-256 of the index. Hashes are 64 hexadecimal digits.
 `mlcpipe/native/runtime/bundle/files.cc` reads it.
 """
 
@@ -36,22 +36,22 @@ MAGIC = b"mlcpipe\x01"
 ALIGNMENT = 4096  # of files; a container behind a program begins at a multiple of a page
 PAGE_BYTES = 1 << 16  # the largest page of Linux on ARM
 _TRAILER = struct.Struct("<8s3Q64s")
-PART_BYTES = 8 << 20  # of a file that an app downloads: what it loads again when the connection broke
+PART_BYTES = 8 << 20  # of a download; an app fetches a part again after a broken connection
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a file is in a container, in bytes from its begin."""
+    """The place of a file in a container, in bytes from its beginning."""
 
     offset: int
     nbytes: int
 
 
 def checked_manifest(bundle: Path, *, deep: bool = False) -> Manifest:
-    """The manifest of a bundle that is fit to be packaged: its files are the manifest's; weights are read with `deep`.
+    """The manifest of a bundle to package, after checking its files against it; with `deep` also the weights.
 
     Raises BundleError for a bundle that is damaged, SignatureError for a signature that does not hold. A
-    ForeignBundleWarning says, as loading does, whose bundle nobody vouches for.
+    ForeignBundleWarning is given for a foreign bundle, as in loading.
     """
     manifest = read_manifest(bundle)
     verify(bundle, manifest, deep=deep)
@@ -67,10 +67,10 @@ def data_files(manifest: Manifest) -> list[str]:
 def write_container(
     bundle: Path, output: Path, progress: Progress, *, program: Path | None = None, others: Sequence[Path] = ()
 ) -> Path:
-    """Write the data of a bundle as the file `output`, behind a copy of `program` if there is one, and runnable then.
+    """Write the data of a bundle as the file `output`; if `program` is given, appended to a copy of it and executable.
 
     `others` are bundles of the same data for other architectures. Raises the errors of `checked_manifest`, and
-    ResourceError where the disk has no room.
+    ResourceError for a full disk.
     """
     manifest, manifests = checked_manifest(bundle, deep=True), {MANIFEST: bundle / MANIFEST}
     for other in others:

@@ -1,4 +1,4 @@
-"""What a checkpoint's draft head is in a model, and what the manifest says of it."""
+"""Builds a checkpoint's draft head into a model, and describes it for the manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of embeddings: the modules of sentence-transformers, pooling and prompts."""
+"""Reads a checkpoint's embedding settings: the modules of sentence-transformers, pooling and prompts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mlcpipe.json_files import parse_json_object, shown
 from mlcpipe.nn.config import Fields
 
 MODULES, PROMPTS, TRANSFORMER = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
-LONGEST_TEXT = 8192  # tokens that a bundle takes where nothing says otherwise: they bound its workspace
+LONGEST_TEXT = 8192  # default limit of tokens per text, which bounds the workspace
 _MAX_BYTES = 1 << 20
 _MAX_MODULES = 16
-# The names of sentence-transformers, and those of the flags in its older files.
+# The names in sentence-transformers, and the flags in its older files.
 _POOLING = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -34,7 +34,7 @@ _SUPPORTED = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 def embedding_info(checkpoint: Checkpoint) -> EmbeddingInfo | None:
     """How texts become embeddings; None for a model that writes text.
 
-    A decoder is for embeddings where modules.json says so; an encoder without that file takes the mean, as in
+    A decoder embeds texts if modules.json says so; an encoder without that file takes the mean, as in
     sentence-transformers. Raises ConfigError for broken files, and for modules that are not supported.
     """
     config, folder = checkpoint.config, checkpoint.folder
@@ -69,7 +69,7 @@ def longest_text(checkpoint: Checkpoint) -> int:
 
 
 def _modules(folder: Path) -> dict[str, str] | None:
-    """Kind -> path of the modules after the transformer, None where there is no modules.json."""
+    """Kind -> path of the modules after the transformer; None without modules.json."""
     listed = _read(folder / MODULES, listed=True)
     if listed is None:
         return None
@@ -92,7 +92,7 @@ def _modules(folder: Path) -> dict[str, str] | None:
 
 
 def _inside(path: Any) -> str:
-    """A path of a module's folder. Raises ConfigError for one that leads elsewhere."""
+    """The path of a module's folder. Raises ConfigError for one outside the checkpoint."""
     try:
         return relative_path(path if isinstance(path, str) else "")
     except ValueError as error:
@@ -100,7 +100,7 @@ def _inside(path: Any) -> str:
 
 
 def _pooling(folder: Path, path: str) -> tuple[Any, bool]:
-    """The pooling, and whether the mean is of the prompt too."""
+    """The pooling, and whether the mean includes the prompt."""
     where = f"{path}/config.json"
     settings = _read(folder / path / "config.json")
     if settings is None:
@@ -129,7 +129,7 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
 
 
 def _read(path: Path, listed: bool = False) -> Mapping[str, Any] | None:
-    """The object in a file, or the list as its "modules"; None where there is no file."""
+    """The object in a file, or the list as its "modules"; None without the file."""
     if not path.exists():
         return None
     raw = read_bounded(path, _MAX_BYTES, ConfigError)

@@ -19,14 +19,14 @@ from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
-from mlcpipe.quantization.plan import QuantizationPlan, load_plan
+from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.text.tokenizer_files import VOCABULARIES
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target
-from mlcpipe.tuned.here import tuned_here
+from mlcpipe.tuned.local_records import local_records
 from mlcpipe.weights.convert import param_infos
-from mlcpipe.weights.keep import keep, planned
+from mlcpipe.weights.native_formats import keep, planned
 from mlcpipe.weights.table import Weight, as_named, check_sources, stored, weight_table
 
 
@@ -36,7 +36,7 @@ class Job:
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
-    plan: QuantizationPlan
+    plan: QuantizationRecipe
     facts: ModelFacts
     state: Lowering
     variants: tuple[Variant, ...]
@@ -73,7 +73,7 @@ class Job:
 def lower(
     checkpoint: Checkpoint,
     target: Target,
-    quantization: str | QuantizationPlan,
+    quantization: str | QuantizationRecipe,
     context: int | None = None,
     kv_cache_dtype: str = "auto",
     like: Job | None = None,
@@ -83,7 +83,7 @@ def lower(
 
     `like` was lowered from the same checkpoint: its tokenizer is reused. `adapters`: forwards with LoRA adapters, too.
     """
-    plan = load_plan(quantization) if isinstance(quantization, str) else quantization
+    plan = load_recipe(quantization) if isinstance(quantization, str) else quantization
     scheme = plan.scheme
     embedding = embedding_info(checkpoint)
     encoder, head = embedding is not None, checkpoint.draft_head
@@ -97,7 +97,7 @@ def lower(
     state = export(model, target, scheme, chunk, variants[0], no_tokens)
     state = replace(state, weights=_from_checkpoint(state.weights, model, checkpoint, target, plan))
     settings = environment.env()
-    state = replace(state, tuned=tuned_here(target, settings.cache), dump=settings.dump, adapters=adapters)
+    state = replace(state, tuned=local_records(target, settings.cache), dump=settings.dump, adapters=adapters)
     state = pipeline.run(state, *pipeline.SHARED)
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
     return Job(
@@ -113,7 +113,7 @@ def _attention_bytes(model: LanguageModel, chunk: int) -> int:
 
 
 def _from_checkpoint(
-    table: Sequence[Weight], model: LanguageModel, checkpoint: Checkpoint, target: Target, plan: QuantizationPlan
+    table: Sequence[Weight], model: LanguageModel, checkpoint: Checkpoint, target: Target, plan: QuantizationRecipe
 ) -> tuple[Weight, ...]:
     """A model's weights with the checkpoint's tensors, which must be all that it has, and schemes of their own."""
     names = model.names if isinstance(model, TextEncoder) else CheckpointNames()
@@ -125,7 +125,7 @@ def _from_checkpoint(
     return planned(weights, plan, target, formats, output_of(model))
 
 
-def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationPlan) -> tuple[Weight, ...]:
+def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationRecipe) -> tuple[Weight, ...]:
     """The weights as a plan stores them, before any are joined, or split for their size, without compiling anything.
 
     Raises what `lower` raises for a checkpoint and a plan.

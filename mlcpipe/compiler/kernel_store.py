@@ -1,9 +1,8 @@
-"""A store of compiled kernels on disk: object files by a hash of everything that makes them.
+"""A store of compiled code on disk, by a hash of everything that makes it: `object_file.py`, `device_library.py`.
 
-A second model with known shapes, another quantization of some matrices or a rerun takes them from here. An entry is a
-file named by its key: MAGIC, the SHA-256 of what follows, the length of a JSON header as u32 little-endian, the header
-and the object file. A damaged entry is a miss. The folder is its user's alone, and the least recently used entries go
-where it outgrows `MAX_BYTES`.
+An entry is a file named by its key: MAGIC, the SHA-256 of what follows, the length of a JSON header as u32
+little-endian, the header and the code. A damaged entry is a miss. The folder is its user's alone, and the least
+recently used entries go where it outgrows `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import tvm
 import tvm_ffi
 
+import mlcpipe.compiler
 import mlcpipe.passes
-from mlcpipe.compiler import scratch
-from mlcpipe.compiler.object_file import ObjectFile
+from mlcpipe.env import env
 from mlcpipe.errors import CompileError
 from mlcpipe.private import check_private, private_folder
 
@@ -33,26 +33,39 @@ _MAGIC = b"MLCKRN01"
 _HEADER = struct.Struct("<8s32sI")
 
 
+class Stored(Protocol):
+    """What an entry holds: the code, and facts about it as JSON."""
+
+    def to_entry(self) -> tuple[Any, bytes]: ...
+
+    @classmethod
+    def from_entry(cls, facts: Any, code: bytes) -> Any:
+        """The same again. Raises ValueError for other facts."""
+
+
+S = TypeVar("S", bound=Stored)
+
+
 class KernelStore:
-    """Object files in a folder, which need not exist yet. What the disk refuses is no error: it only saves time."""
+    """Compiled code in a folder, which need not exist yet. What the disk refuses is no error: it only saves time."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         """`root` is the cache that the folder is in: nobody else may write from there on."""
         self._folder, self._root = folder, root
         self._wrote = False
 
-    def get(self, key: str, make: Callable[[], ObjectFile]) -> ObjectFile:
+    def get(self, key: str, kind: type[S], make: Callable[[], S]) -> S:
         """The entry of a key, or what `make` returns, which becomes the entry. Raises what `make` raises."""
         path = self._folder / key[:2] / key[2:]
         with suppress(OSError, ValueError, CompileError):
-            found = _read(path.read_bytes())
+            found: S = kind.from_entry(*_read(path.read_bytes()))
             check_private(path, self._root, CompileError)
             os.utime(path)
             return found
         made = make()
         with suppress(OSError):
             private_folder(path.parent)
-            _write(path, made)
+            _write(path, *made.to_entry())
             self._wrote = True
         return made
 
@@ -70,6 +83,12 @@ class KernelStore:
                     break
 
 
+def kernel_store(dump: Path | None) -> KernelStore | None:
+    """The store in the user's cache; None for a user without a home, and where a dump must show every pass."""
+    folder, root = env().cached("kernels"), env().cache
+    return None if folder is None or root is None or dump is not None else KernelStore(folder, root)
+
+
 def key_of(*parts: str | bytes) -> str:
     """The key of what these parts make, with the versions of all that takes part in it."""
     digest = hashlib.sha256(_versions())
@@ -82,18 +101,18 @@ def key_of(*parts: str | bytes) -> str:
 @functools.cache
 def _versions() -> bytes:
     """TVM's versions, and a hash of the source from scheduled kernels to object files."""
-    passes = Path(next(iter(mlcpipe.passes.__path__)))
-    sources = [*sorted(passes.glob("*.py")), *sorted(Path(scratch.__file__).parent.glob("*.py"))]
+    folders = [Path(next(iter(package.__path__))) for package in (mlcpipe.passes, mlcpipe.compiler)]
+    sources = [source for folder in folders for source in sorted(folder.glob("*.py"))]
     digest = hashlib.sha256(f"{tvm.__version__} {tvm_ffi.__version__}".encode())
     for source in sources:
         digest.update(source.read_bytes())
     return digest.digest()
 
 
-def _write(path: Path, made: ObjectFile) -> None:
+def _write(path: Path, facts: Any, code: bytes) -> None:
     """Readers see all or nothing. The hash stands for fsync, which would take longer than compiling many a kernel."""
-    header = json.dumps([made.names, {name: one.to_json() for name, one in made.allocations.items()}]).encode()
-    body = struct.pack("<I", len(header)) + header + made.code
+    header = json.dumps(facts).encode()
+    body = struct.pack("<I", len(header)) + header + code
     descriptor, partial = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -104,14 +123,12 @@ def _write(path: Path, made: ObjectFile) -> None:
         raise
 
 
-def _read(data: bytes) -> ObjectFile:
-    """Raises ValueError for damage."""
+def _read(data: bytes) -> tuple[Any, bytes]:
+    """The facts and the code of an entry. Raises ValueError for damage."""
     if len(data) < _HEADER.size:
         raise ValueError("cut off")
     magic, digest, length = _HEADER.unpack_from(data)
     if magic != _MAGIC or digest != hashlib.sha256(data[_HEADER.size - 4 :]).digest():
         raise ValueError("damaged")
     end = _HEADER.size + length
-    names, found = json.loads(data[_HEADER.size : end])
-    allocations = {name: scratch.Allocations.from_json(one) for name, one in found.items()}
-    return ObjectFile(data[end:], tuple(names), allocations)
+    return json.loads(data[_HEADER.size : end]), data[end:]

@@ -1,4 +1,4 @@
-"""The licences of what programs of the native runtime are made of, from the packages that are installed."""
+"""The licences of all parts of native programs, from the installed packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DLPACK = "Apache TVM FFI contains the header of DLPack (Apache License 2.0, who
 _KOTLIN = """{name}
 Copyright 2010-2024 JetBrains s.r.o. and respective authors and developers
 (Apache License 2.0, whose text is above)."""
-# What ziglang links into static programs, and the files in its package.
+# Parts that ziglang links into static programs, and their licence files in its package.
 _LINKED = {
     "libc++": "lib/libcxx/LICENSE.TXT",
     "libc++abi": "lib/libcxxabi/LICENSE.TXT",
@@ -21,23 +21,23 @@ _LINKED = {
     "musl": "lib/libc/musl/COPYRIGHT",
     "Zig's compiler-rt": "LICENSE",
 }
-# Classes of characters in tokenizer.bin are Unicode's; a header of libc++ that has such tables has their licence.
+# The character classes in tokenizer.bin are Unicode's; a header of libc++ with such tables quotes their licence.
 _UNICODE = "lib/libcxx/include/__format/extended_grapheme_cluster_table.h"
 
 
 def third_party_licenses() -> str:
-    """The texts of a static program, each under a title. Raises CompileError where a package lacks its own."""
+    """The texts for a static program, each under a title. Raises CompileError for a package without its text."""
     return _joined("This program contains", [*tvm_licenses(), *_linked(), _unicode()])
 
 
 def source_licenses(more: Sequence[tuple[str, str]] = ()) -> str:
-    """The texts of the runtime's sources and data and `more`, each under a title. Raises CompileError as the other."""
+    """The texts for the runtime's sources and data and `more`, each under a title. Raises CompileError likewise."""
     texts = [*tvm_licenses(), _unicode(), *more]
     return _joined("This folder contains sources of mlcpipe (Apache License 2.0) and", texts)
 
 
 def kotlin_licenses() -> list[tuple[str, str]]:
-    """Of the libraries that the Android library is linked with."""
+    """The licences of libraries linked into the Android library."""
     return [(name, _KOTLIN.format(name=name)) for name in ("Kotlin's standard library", "kotlinx.coroutines")]
 
 

@@ -1,4 +1,4 @@
-"""Object files to a library, with the system's C compiler, or PyPI's ziglang if there is none."""
+"""Links object files into a library with the system's C compiler, or else PyPI's ziglang."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mlcpipe.resources import native_path
 
 LINK_TIMEOUT_S = 600
 ANDROID = "android"
-_GLIBC = "2.28"  # of Linux on other machines: Debian 10 and later
+_GLIBC = "2.28"  # for Linux on other machines: Debian 10 and later
 # The threads of the library's parallel loops; Windows keeps TVM's.
 POOL = native_path() / "pool.c"
 
 
 @dataclass(frozen=True)
 class Linker:
-    """A command that compiles C and links, its version for the manifest, and the system that it links for."""
+    """A command that compiles C and links; its version for the manifest, and its target system."""
 
     name: str
     version: str
@@ -42,7 +42,9 @@ class Linker:
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link `objects` into the shared library `output`. Raises CompileError with the linker's final error line."""
         shared = ["-shared", "-fPIC"] if self.system != "win32" else ["-shared"]
-        system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(self.system, ["-Wl,-s"])
+        # No path of this machine gets into a library: zig would keep those of sources, and the output as its name.
+        darwin = ["-undefined", "dynamic_lookup", "-Wl,-x", "-g0", f"-Wl,-install_name,@rpath/{output.name}"]
+        system = {"darwin": darwin, "win32": []}.get(self.system, ["-Wl,-s"])
         pool = [] if self.system == "win32" else ["-O2", "-pthread", str(POOL)]
         self.run([*shared, *system, "-o", str(output), *map(str, objects), *pool])
 
@@ -56,11 +58,11 @@ class Linker:
         self.run([*flags, *map(str, sources), "-lm", "-o", str(output)])
 
     def archive(self, objects: Sequence[Path], output: Path) -> None:
-        """Put `objects` into the static library `output`; the command must be an archiver. Raises CompileError."""
+        """Archive `objects` as the static library `output`; the command must be an archiver. Raises CompileError."""
         self.run(["rcs", str(output), *map(str, objects)])
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Run the command. Raises CompileError with the final line of what it printed, or its first error."""
+        """Run the command. Raises CompileError with its first error, or the final line of its output."""
         try:
             done = subprocess.run(
                 [*self.command, *arguments], capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
@@ -105,7 +107,7 @@ def find_linker(triple: str | None = None) -> Linker:
 
 
 def _ios_compiler(triple: str) -> Linker:
-    """ziglang for C that includes nothing of the system. It cannot link for iOS, which needs Apple's SDK."""
+    """ziglang for C without system headers. It cannot link for iOS, which needs Apple's SDK."""
     if (zig := find_zig()) is None:
         raise CompileError(f"no compiler for {triple}", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
     version = triple.partition("ios")[2]
@@ -116,7 +118,7 @@ def _ios_compiler(triple: str) -> Linker:
 def find_cxx(target: str | None = None) -> Linker:
     """A compiler of C++17, which links too: `c++`, `g++` or `clang++`, else `python -m ziglang c++`.
 
-    For another machine, `target` such as `aarch64-linux-musl`, it is ziglang. Raises CompileError if there is none.
+    For another machine (`target` such as `aarch64-linux-musl`) it is ziglang. Raises CompileError if there is none.
     """
     for name in ("c++", "g++", "clang++") if target is None else ():
         if (path := shutil.which(name)) is not None and (version := _version((path, "--version"))) is not None:
@@ -128,7 +130,7 @@ def find_cxx(target: str | None = None) -> Linker:
 
 
 def find_linux_linker(arch: str) -> Linker | None:
-    """gcc for static programs of Linux on `arch` by its triple, else ziglang with musl, or None."""
+    """The cross gcc for static Linux programs on `arch`, else ziglang with musl, or None."""
     gcc = shutil.which(f"{arch.replace('_', '-')}-linux-gnu-gcc") or shutil.which(f"{arch}-linux-gnu-gcc")
     if gcc is not None:
         return Linker(Path(gcc).name, "", (gcc,), "linux")
@@ -187,8 +189,8 @@ def object_format() -> str:
 def export_library(module: Any, objects: Sequence[Path], output: Path, linker: Linker, target: Any) -> None:
     """Write a module of compiled Relax executables as the shared library `output`, made for the TVM target.
 
-    `objects` are the files of its static libraries, the baseline variant's first: TVM puts float16 conversions into
-    each of them under the same weak names, a linker keeps the first, and all variants call it.
+    `objects` are the files of its static libraries, the baseline variant's first: TVM emits float16 conversions into
+    each of them under the same weak names, a linker keeps the first, and all variants call that.
     Raises CompileError.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -196,7 +198,7 @@ def export_library(module: Any, objects: Sequence[Path], output: Path, linker: L
 
 
 def imports_object(module: Any, folder: Path, target: Any) -> Path:
-    """An object file with what a module has besides its static libraries: executables as bytes, and the imports."""
+    """An object file with the other parts of a module: executables as bytes, and the imports."""
     import tvm
 
     path = folder / f"imports.{object_format()}"
@@ -223,7 +225,7 @@ def export_device_library(
 
 
 def export_objects(module: Any, write: Callable[[Sequence[Path]], None], triple: str) -> None:
-    """Call `write` with the object files of a module of host code and kernels, which are there for its time."""
+    """Call `write` with the temporary object files of a module of host code and kernels."""
 
     def fcompile(target: str, files: Sequence[str], options: object = None, **_: object) -> None:
         write([Path(file) for file in files])

@@ -27,7 +27,7 @@ def find_command(content: bytes | bytearray, wanted: int, begin: int = 0) -> int
 
 
 def for_simulator(library: bytes) -> bytes:
-    """A static library for iPhones as one for their simulator on Apple's processors: the same code, otherwise labelled.
+    """Relabel a static library for iPhones for their simulator on Apple's processors; the code is the same.
 
     Raises CompileError for any other file.
     """
@@ -45,7 +45,7 @@ def for_simulator(library: bytes) -> bytes:
 
 
 def member_offsets(library: bytes) -> list[int]:
-    """Where the object files of a static library begin."""
+    """The offsets of the object files of a static library."""
     at, found = len(_ARCHIVE), []
     while library.startswith(_ARCHIVE) and at + _MEMBER.size <= len(library):
         name, _, _, _, _, nbytes, _ = _MEMBER.unpack_from(library, at)

@@ -1,4 +1,4 @@
-"""What a bundle says about itself: the manifest, MLC's chat config and the library's own metadata."""
+"""Describes a bundle: the manifest, MLC's chat config and the library's own metadata."""
 
 from __future__ import annotations
 
@@ -88,15 +88,13 @@ def mlc_config(job: Job, tokenizer: Tokenizer, texts: Mapping[str, str]) -> dict
 
 
 def _within(seconds: float, render: Render) -> Render:
-    """`render` until it has taken `seconds` of processor time in all; each rendering has its own limit besides."""
+    """`render` until it has taken `seconds` of processor time in all; each rendering also has its own limit."""
     left = seconds
 
     def limited(messages: list[Message], generation: bool) -> str:
         nonlocal left
         if left <= 0:
-            raise TemplateError(
-                "the chat template is slow", expected=f"at most {seconds:g} s for all that is asked of it"
-            )
+            raise TemplateError("the chat template is slow", expected=f"at most {seconds:g} s for all its renderings")
         began = time.thread_time()
         try:
             return render(messages, generation)
@@ -137,7 +135,7 @@ def model_info(job: Job) -> ModelInfo:
 
 
 def library_metadata(job: Job) -> dict[str, Any]:
-    """What `_metadata()` of a library returns: MLC's fields, and what the runtime compares with the manifest."""
+    """The value of a library's `_metadata()`: MLC's fields, and those that the runtime compares with the manifest."""
     return {
         "model_type": job.facts.model_type,
         "quantization": job.plan.name,

@@ -19,10 +19,10 @@ RUNTIME_SOURCES = native_path() / "runtime"
 _TEXT = sorted((RUNTIME_SOURCES / "text").glob("*.cc"))
 _CLI = sorted((RUNTIME_SOURCES / "cli").glob("*.cc"))
 _CORE, _PLUGIN = "runtime.o", "plugin.o"
-_PARTS = ("pool.o", *(f"{path.stem}.o" for path in (*_TEXT, *_CLI)))  # what no device changes
+_PARTS = ("pool.o", *(f"{path.stem}.o" for path in (*_TEXT, *_CLI)))  # the same on every device
 _SECTIONS = ("-ffunction-sections", "-fdata-sections", "-fvisibility=hidden")
 _C = ("-O2", "-fPIC", *_SECTIONS, "-DMLCPIPE_RUNTIME", "-c")
-# TVM's functions are nobody else's: two runtimes in one process do not meet. musl's headers do not name the order.
+# TVM's functions are hidden, so that two runtimes in one process do not clash. musl's headers lack the byte order.
 _TVM = (
     "-DTVM_FFI_DLL=",
     "-DTVM_FFI_DLL_EXPORT=",
@@ -44,9 +44,9 @@ _SHARED = ("-shared", *_STRIPPED, f"-Wl,--version-script={RUNTIME_SOURCES / 'exp
 
 @dataclass(frozen=True)
 class DevicePlugin:
-    """Sources that the runtime is built with to run on a kind of device: `unit` includes all others of its folder.
+    """Additional sources for a kind of device: `unit` includes all others of its folder.
 
-    `definition` is the macro that says so, `standard` that of C++, `headers` a folder with the device's own.
+    `definition` is the macro that enables it, `standard` that of C++, `headers` a folder with the device's headers.
     """
 
     unit: Path
@@ -55,7 +55,7 @@ class DevicePlugin:
     headers: Path
 
     def sources(self) -> list[Path]:
-        """What it is compiled from, the headers aside."""
+        """Its sources without headers."""
         return sorted([*self.unit.parent.glob("*.h"), *self.unit.parent.glob("*.cc")])
 
 
@@ -97,7 +97,7 @@ def library_sources() -> list[Path]:
 
 
 def object_files(compiler: Linker, cache: Path, plugin: DevicePlugin | None = None) -> list[Path]:
-    """The runtime's object files, from `cache` or newly built, for programs of one's own. Raises CompileError."""
+    """The runtime's object files, from `cache` or newly built, for other programs. Raises CompileError."""
     tvm, own = _objects(compiler, cache, plugin)
     programs = {f"{path.stem}.o" for path in _CLI}
     return [tvm, *(path for path in own if path.name not in programs)]
@@ -111,10 +111,10 @@ def write_program(
     licenses: Path | None = None,
     plugin: DevicePlugin | None = None,
 ) -> None:
-    """Write the runtime's command line as a program: with the static library `code` of a bundle, or to load bundles.
+    """Write the runtime's command line as a program, with the static library `code` of a bundle or to load bundles.
 
-    With code it is static and needs nothing of the system but its kernel, so it takes no plugin. `licenses` is the text
-    that it shows for --licenses. Raises CompileError.
+    With code it is static and needs only the system's kernel, so it loads no plugin. `licenses` is the text of
+    --licenses. Raises CompileError.
     """
     tvm, own = _objects(compiler, cache, plugin)
     words = ["-rdynamic", "-ldl"] if code is None else ["-static", "-Wl,-u,mlcpipe_library_symbols", str(code), "-lm"]
@@ -126,7 +126,7 @@ def write_program(
 
 
 def _objects(compiler: Linker, cache: Path, plugin: DevicePlugin | None) -> tuple[Path, list[Path]]:
-    """TVM's runtime, which changes seldom and takes most of the time, and our objects."""
+    """TVM's runtime, which rarely changes and takes most of the time, and our objects."""
     tree, command = source_tree(), (*compiler.command, compiler.version)
     source = (RUNTIME_SOURCES / "tvm.cc").read_text(encoding="utf-8")
     key = tree.key((*command, *_CXX, *INCLUDES, source))
@@ -146,7 +146,7 @@ def _objects(compiler: Linker, cache: Path, plugin: DevicePlugin | None) -> tupl
 
 
 def _compile_core(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, made: Path) -> None:
-    """Compile what runs models, and the plugin, in a copy of TVM's tree."""
+    """Compile the model-running sources, and the plugin, in a copy of TVM's tree."""
     device = [f"-D{plugin.definition}"] if plugin else []
     with tree.copied() as copy:
         compile_core(compiler, copy, RUNTIME_SOURCES / "runtime.cc", str(made / _CORE), *device)
@@ -163,7 +163,7 @@ def _compile_core(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | Non
 
 
 def _compile_parts(compiler: Linker, made: Path) -> None:
-    """Compile what needs nothing of TVM's."""
+    """Compile the sources without TVM."""
     pool, *others = (str(made / name) for name in _PARTS)
     for source, made_object in zip([*_TEXT, *_CLI], others):
         compiler.run([*_CXX, *_WARNINGS, f"-I{RUNTIME_SOURCES}", str(source), "-o", made_object])
@@ -175,7 +175,7 @@ def _includes(tree: Path) -> list[str]:
 
 
 def _key(words: Sequence[str], plugin: DevicePlugin | None) -> str:
-    """Hash over our sources, flags and what they are compiled with."""
+    """Hash over our sources, flags and compiler."""
     digest = hashlib.sha256()
     for word in (*words, *_CXX, *_C, *_WARNINGS, *_SHARED, abi_hash()):
         digest.update(word.encode() + b"\0")

@@ -1,6 +1,6 @@
-"""Symbols of relocatable ELF and Mach-O files: which they define for other files, and copies that give them a prefix.
+"""Symbols of relocatable ELF and Mach-O files: lists the exported ones, and writes copies with a prefix.
 
-Two models that are linked into one program have functions of the same names; with a prefix they do not meet.
+Two models linked into one program have functions of the same names; a prefix keeps them apart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MACHINE, _RISCV = 18, (243).to_bytes(2, "little")  # e_machine of ELF's header:
 
 @dataclass(frozen=True)
 class _Names:
-    """The table of names: its place in the file, and where and how the file says that place."""
+    """The table of names: its place in the file, and the fields that point there."""
 
     offset: int
     nbytes: int
@@ -44,7 +44,7 @@ class _Symbol:
 
 
 def defined_symbols(path: Path) -> set[str]:
-    """Names that an object file defines for others. Raises CompileError for anything but ELF and Mach-O of 64 bits."""
+    """Names that an object file exports. Raises CompileError for anything but ELF and Mach-O of 64 bits."""
     content = path.read_bytes()
     return {symbol.name for symbol in _symbols(content, path)[1] if symbol.defined}
 
@@ -56,7 +56,7 @@ def is_riscv(path: Path) -> bool:
 
 
 def write_renamed(path: Path, output: Path, renamed: Mapping[str, str]) -> None:
-    """Write a copy of an object file where symbols that are not local to it have the names in `renamed`."""
+    """Write a copy of an object file whose non-local symbols have the names in `renamed`."""
     content = bytearray(path.read_bytes())
     table, symbols = _symbols(content, path)
     lead = _lead(content)
@@ -65,14 +65,14 @@ def write_renamed(path: Path, output: Path, renamed: Mapping[str, str]) -> None:
         if symbol.name in renamed:
             struct.pack_into("<I", content, symbol.entry, len(names))
             names += (lead + renamed[symbol.name]).encode() + b"\0"
-    # The old table may hold the names of sections too: a longer copy of it takes its place at the file's end.
+    # The old table may hold section names too, so a longer copy at the file's end replaces it.
     content += bytes(-len(content) % 8)
     table.place.pack_into(content, table.header, len(content), len(names))
     output.write_bytes(content + names)
 
 
 def _lead(content: bytes | bytearray) -> str:
-    """What a symbol begins with before its name in C."""
+    """The prefix of a symbol before its name in C."""
     return "_" if content[:4] == MACHO_MAGIC else ""
 
 

@@ -21,14 +21,14 @@ _BOARDS = ("arm64-linux", "riscv64-linux", "x86_64-linux")
 
 
 def data_beside(program: Path) -> Path:
-    """Where a program without a model of its own looks for the data."""
+    """The path at which a program without its own model looks for the data."""
     return program.with_name(f"{program.name}.mlcp")
 
 
 def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weights: bool = True) -> list[Path]:
     """Write a static program that chats with a bundle's model -> the files.
 
-    Without `weights` the model's data is a file of its own, which the program looks for beside itself. Raises
+    Without `weights` the model's data is a separate file, expected next to the program. Raises
     UsageError for a bundle without a static library, CompileError, BundleError, SignatureError and ResourceError.
     """
     manifest = checked_manifest(bundle)
@@ -48,7 +48,7 @@ def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weight
 
 
 def static_library(bundle: Path, manifest: Manifest, system: str = "Linux", targets: Sequence[str] = _BOARDS) -> Path:
-    """The path of a bundle's static library for a system. Raises UsageError, with its `targets`, where it has none."""
+    """The path of a bundle's static library for a system. Raises UsageError naming `targets` if it has none."""
     found = [bundle / name for name in manifest.files if name.endswith(".a")]
     if len(found) != 1 or system.lower() not in manifest.target.triple:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The memory that compiled kernels of a CPU take for the time of a call."""
+"""The scratch memory of a call of compiled CPU kernels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-FEW_ROWS = 16  # of a forward of answers; of a prompt's chunk there are more
+FEW_ROWS = 16  # rows of a decode forward that scratch is planned for; a prompt's chunk has more
 _ALLOCATE = "tirx.TVMBackendAllocWorkspace"
-_ALLOCATED = 2  # which argument has the bytes
+_ALLOCATED = 2  # the argument with the bytes
 _BINARY: dict[str, Callable[[int, int], int]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.floordiv,
     "FloorDiv": operator.floordiv, "FloorMod": operator.mod, "Mod": operator.mod, "Min": min, "Max": max,
@@ -27,14 +27,14 @@ Size = int | str | tuple[str, "Size", "Size"]
 
 @dataclass(frozen=True)
 class Scratch:
-    """Blocks in bytes, the largest first: of the thread that calls a kernel, and of each other one that helps it."""
+    """Blocks in bytes, the largest first: of the calling thread, and of each helper thread."""
 
     caller: tuple[int, ...] = ()
     helper: tuple[int, ...] = ()
 
     @classmethod
     def most(cls, several: Iterable[Scratch]) -> Scratch:
-        """What threads keep that run these one after the other, each with the blocks of those before."""
+        """Peak scratch of threads that run these kernels in turn and keep their blocks."""
         all_ = list(several)
         return cls(_most(one.caller for one in all_), _most(one.helper for one in all_))
 
@@ -43,14 +43,14 @@ class Scratch:
 class Allocations:
     """The allocations of a lowered kernel, whose sizes in bytes depend on the number of rows alone.
 
-    `caller` are those of the thread that calls it, `loops` those inside each parallel loop.
+    `caller` are those of the calling thread, `loops` those inside each parallel loop.
     """
 
     caller: tuple[Size, ...]
     loops: tuple[tuple[Size, ...], ...]
 
     def at(self, rows: int) -> Scratch:
-        """What they are for so many rows."""
+        """The blocks for a number of rows."""
         caller, *loops = (
             tuple(sorted((_value(size, rows) for size in sizes), reverse=True)) for sizes in (self.caller, *self.loops)
         )
@@ -101,7 +101,7 @@ class _Collector:
             sizes.append(self._size(data.args[_ALLOCATED]))
 
     def _size(self, expr: Any) -> Size:
-        """What comes from an argument is the number of rows."""
+        """A value from an argument is the number of rows."""
         if isinstance(expr, tirx.IntImm):
             return int(expr.value)
         if isinstance(expr, tirx.Cast):
@@ -137,5 +137,5 @@ def allocations(mod: tvm.IRModule) -> dict[str, Allocations]:
 
 
 def _most(several: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The largest first blocks of all, then second ones, and so on."""
+    """The largest first block of all, then the largest second one, and so on."""
     return tuple(max(blocks) for blocks in zip_longest(*several, fillvalue=0))

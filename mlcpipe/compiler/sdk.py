@@ -24,7 +24,7 @@ from mlcpipe.resources import native_path
 from mlcpipe.version import __version__
 
 _TEMPLATES = native_path() / "sdk"
-_MARK = "mlcpipe-config.cmake.in"  # only such a folder has it
+_MARK = "mlcpipe-config.cmake.in"  # marks such a folder
 _HEADER = "mlcpipe.h"
 _MODELS_HEADER = """/* The code of each model in this folder, for mlcpipe_options.code. */
 #ifndef MLCPIPE_MODELS_H_
@@ -49,8 +49,8 @@ _DECLARATION = "extern const mlcpipe_symbol @TABLE@[];\n#define @MACRO@ @TABLE@\
 def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, overwrite: bool = False) -> None:
     """Write sources of the runtime with the code and data of each bundle to the folder `output`.
 
-    A model has the name of its bundle's folder. Raises UsageError for bundles without a static library, for different
-    machines or of one name, BundleError, SignatureError, CompileError and ResourceError.
+    A model is named after its bundle's folder. Raises UsageError for bundles without a static library, for different
+    machines or with equal names, BundleError, SignatureError, CompileError and ResourceError.
     """
     models = named_models(bundles)
     manifests = {name: checked_manifest(bundle) for name, bundle in models.items()}
@@ -74,7 +74,7 @@ def named_models(bundles: Sequence[Path]) -> dict[str, Path]:
 
 
 def one_triple(manifests: Iterable[Manifest]) -> str:
-    """The machine that all bundles are for. Raises UsageError where they differ."""
+    """The machine of all bundles. Raises UsageError if they differ."""
     triples = {manifest.target.triple for manifest in manifests}
     if len(triples) != 1:
         raise UsageError("bundles for different machines", expected="one target", found=", ".join(sorted(triples)))
@@ -82,7 +82,7 @@ def one_triple(manifests: Iterable[Manifest]) -> str:
 
 
 def write_sources(folder: Path, include: Path, system: str) -> None:
-    """Write the runtime's sources, those for a system's GPUs and those of TVM that they include.
+    """Write the runtime's sources, those for a system's GPUs, and the TVM sources that they include.
 
     The interface goes to the folder `include`.
     """
@@ -102,7 +102,7 @@ def write_sources(folder: Path, include: Path, system: str) -> None:
 
 
 def write_runtime(folder: Path, manifests: Iterable[Manifest]) -> None:
-    """Write the runtime alone, without models, for a project that CMake adds it to, with bundles of these manifests."""
+    """Write the runtime without models, for a CMake project, to run bundles of these manifests."""
     folder.mkdir(parents=True)
     write_sources(folder / "src", folder / "include", "android")
     values = {"VERSION": __version__, "MODELS": [], "MODEL": "none", **_runtime_values(manifests)}

@@ -1,9 +1,9 @@
 """A library's code as a static library, for programs and apps that load no code: nothing registers itself.
 
-A table in it says where each symbol is that a loader of shared libraries would look up, so that the native runtime
-(`mlcpipe/native/runtime`) takes either kind the same way. No constructor runs that a linker may drop. All symbols begin
-with a prefix, made of a hash of the code, so that a program may have several models: it names the table of each. A
-program with one finds it as `TABLE`.
+Its table gives the address of each symbol that a loader of shared libraries would look up, so the native runtime
+(`mlcpipe/native/runtime`) handles either kind the same way. It has no constructors, which a linker may drop. All
+symbols begin with a prefix from a hash of the code, so that a program may contain several models and name the table of
+each. A program with one model finds it as `TABLE`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PREFIX = "mlcpipe_{hash}_"
 _OWN_TABLE = re.compile(rb"mlcpipe_[0-9a-f]{16}_code\b")
 _ERRORS = native_path() / "kernel_errors.c"
 _BINARY = "__tvm_ffi__library_bin"
-_FUNCTION = "__tvm_ffi_"  # what a function of compiled code begins with
-# Variables that TVM's loader fills with its own functions, where code calls them (tvm/src/runtime/module.cc).
+_FUNCTION = "__tvm_ffi_"  # prefix of the functions of compiled code
+# Variables that TVM's loader sets to its own functions if the code calls them (tvm/src/runtime/module.cc).
 _CONTEXT = (
     "__tvm_ffi__library_ctx",
     "__TVMFFIFunctionCall",
@@ -41,8 +41,8 @@ _CONTEXT = (
     "__TVMBackendParallelLaunch",
     "__TVMBackendParallelBarrier",
 )
-# Conversions of float16 that every object file defines weakly. On RISC-V they take a half in the wrong register, and
-# those of the native runtime's pool.c take their place, which no prefix may hide.
+# Conversions of float16 that every object file defines weakly. On RISC-V they read a half from the wrong register;
+# those of the native runtime's pool.c replace them and must keep their names.
 _HALVES = frozenset({"__extendhfsf2", "__truncsfhf2"})
 
 
@@ -60,7 +60,7 @@ def write_static_library(
 
 
 def write_static_device_library(module: Any, output: Path, compiler: Linker, archiver: Linker, triple: str) -> None:
-    """Write a module of host code and kernels for a device as such a static library. Raises CompileError."""
+    """Write a module of host code and device kernels as such a static library. Raises CompileError."""
 
     def archive(paths: Sequence[Path]) -> None:
         names = {name for path in paths for name in defined_symbols(path) if name.startswith(_FUNCTION)}
@@ -70,7 +70,7 @@ def write_static_device_library(module: Any, output: Path, compiler: Linker, arc
 
 
 def _archive(objects: Sequence[Path], names: set[str], output: Path, compiler: Linker, archiver: Linker) -> None:
-    """Archive object files with the table of the symbols in `names`, which their code defines, and TVM's variables."""
+    """Archive object files with a table of their symbols `names` and TVM's variables."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         paths = [*objects, folder / "errors.o"]
@@ -84,11 +84,11 @@ def _archive(objects: Sequence[Path], names: set[str], output: Path, compiler: L
 
 
 def with_prefix(paths: Sequence[Path], folder: Path) -> tuple[str, list[Path]]:
-    """The prefix for the code in object files, and copies of them where all that they define begins with it.
+    """The prefix for the code in object files, and copies of them whose exported names begin with it.
 
-    What several files define, such as conversions of float16 in the instructions of their variant, is each one's own:
-    the first file's has the plain prefix. TVM's variables alone are shared, and what the native runtime replaces keeps
-    its name.
+    Names that several files define, such as float16 conversions in the instructions of their variant, stay separate:
+    the first file's has the plain prefix. Only TVM's variables are shared; names that the native runtime replaces are
+    kept.
     """
     digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths))
     prefix = _PREFIX.format(hash=digest.hexdigest()[:16])
@@ -112,8 +112,8 @@ def own_table(library: Path) -> str:
 
 
 def table_source(symbols: Iterable[str], prefix: str) -> str:
-    """C that defines the table of symbols that begin with `prefix`, and `TABLE` as a weak name for it
-    where the system's linker knows such.
+    """C that defines the table of symbols that begin with `prefix`, and `TABLE` as a weak alias of it
+    if the system's linker supports that.
 
     It has names without the prefix and addresses, in the order of the names' bytes, then two null pointers.
     """

@@ -20,7 +20,7 @@ from mlcpipe.resources import native_path
 from mlcpipe.version import __version__
 
 _TEMPLATES = native_path() / "ios"
-_MARK = "Model.xcframework"  # only such a folder has it
+_MARK = "Model.xcframework"  # marks such a folder
 _LIBRARY = "libmodel.a"
 _SIMULATOR = {"SupportedPlatformVariant": "simulator"}
 
@@ -40,7 +40,7 @@ def write_swift_package(bundle: Path, output: Path, progress: Progress, *, overw
 
 
 def write_package_sources(folder: Path, table: str, *, on_gpu: bool = False) -> None:
-    """Write all but the model. `table` is the name of that model's table of symbols, `on_gpu`: it is for GPUs."""
+    """Write everything except the model. `table` names the model's symbol table; `on_gpu`: the model is for GPUs."""
     sources = folder / "Sources" / "CMlcpipe"
     write_sources(sources, sources / "include", "ios")
     (sources / "runtime" / "exports.map").unlink()  # of a shared library
@@ -57,7 +57,7 @@ def write_package_sources(folder: Path, table: str, *, on_gpu: bool = False) -> 
 
 
 def _write_xcframework(library: bytes, folder: Path) -> None:
-    """Write a static library for iPhones, and the same for the simulator, as Xcode takes them."""
+    """Write a static library for iPhones and one for the simulator, in the layout that Xcode expects."""
     platforms = {"ios-arm64": (library, {}), "ios-arm64-simulator": (for_simulator(library), _SIMULATOR)}
     available = []
     for name, (content, variant) in platforms.items():

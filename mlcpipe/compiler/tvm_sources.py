@@ -1,4 +1,4 @@
-"""TVM's runtime as source: the wheel's files, headers that it lacks, and our edits; its objects are cached."""
+"""TVM's runtime as source: the wheel's files, missing headers, and our edits; its objects are cached."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SHIM = native_path() / "tvm_shim"
 _SOURCES = (".h", ".cc", ".hpp", ".c")
 _FFI = "3rdparty/tvm-ffi/include/tvm/ffi"
 # These edits shrink a library for browsers from 4.1 to 2.9 MB at the same speed (1.85 ms of host time per token, demo
-# model, Node 20, 2026-11). The compiler decides what to inline, and functions do not describe their types: no host
-# asks for it.
+# model, Node 20, 2026-11). The compiler decides what to inline, and functions do not describe their types, which no
+# host asks for.
 _EDITS: tuple[tuple[str, str, str], ...] = (
     (f"{_FFI}/base_details.h", "#define TVM_FFI_INLINE [[gnu::always_inline]] inline", "#define TVM_FFI_INLINE inline"),
     (f"{_FFI}/reflection/registry.h", "FuncInfo::TypeSchema()", "std::string()"),
@@ -35,7 +35,7 @@ _EDITS: tuple[tuple[str, str, str], ...] = (
 )
 _CHANGED = "// Changed by mlcpipe: the original is in the packages apache-tvm and apache-tvm-ffi.\n"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
-# Folders of the tree that sources include from.
+# Include folders of the tree.
 INCLUDES = (".", "include", "3rdparty/tvm-ffi/include", "3rdparty/tvm-ffi/3rdparty/dlpack/include")
 
 
@@ -77,7 +77,7 @@ class SourceTree:
             copy.write_text(_CHANGED + text.removeprefix(_CHANGED).replace(old, new), encoding="utf-8")
 
     def included(self, sources: Iterable[Path]) -> set[str]:
-        """Names of the files that sources include, on any system, and that those include."""
+        """Names of the files that sources include, on any system, directly or not."""
         files = dict(self.files())
         waiting = [(path, "") for path in sources]
         found: set[str] = set()
@@ -124,12 +124,12 @@ def source_tree(*others: tuple[str, Path]) -> SourceTree:
 
 
 def package_folder() -> Path:
-    """Where the package `tvm` lies."""
+    """The folder of the package `tvm`."""
     return Path(tvm.__file__).parent
 
 
 def built_once(folder: Path, names: Sequence[str], cache: Path, build: Callable[[Path], None]) -> list[Path]:
-    """Files of a folder of `cache`; where one is missing, `build` makes them all in an empty folder.
+    """Files of a folder of `cache`; if one is missing, `build` makes them all in an empty folder.
 
     Several processes may call it at once: one builds, the others wait for it. Raises CompileError for files that
     another user may have written, and what `build` raises.

@@ -1,4 +1,4 @@
-"""The kinds of device that a model runs on: `<kind>.py` is one, found by its file name, which `--device` takes."""
+"""The kinds of device that a model runs on: one file `<kind>.py` per kind, named as in `--device`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kind(name: str) -> Kind:
 
 
 def kind_name(spec: str) -> str:
-    """The kind that a value of `--device` names: "cuda" of "cuda:1". Raises UsageError for an unknown one."""
+    """The kind in a value of `--device`: "cuda" of "cuda:1". Raises UsageError for an unknown one."""
     name = spec.partition(":")[0]
     kind(name)
     return name
@@ -50,9 +50,9 @@ def choose(spec: str) -> Device:
 
 
 def open_device(variant: VariantInfo, spec: str | None) -> Device:
-    """The device that runs the code of a variant; `spec` is the value of `--device`, None the first that can.
+    """The device that runs the code of a variant; `spec` is the value of `--device`, None the first suitable one.
 
-    Raises UsageError for a device that the code is not for, TargetError where there is none that it is for.
+    Raises UsageError for an unsuitable device, TargetError if there is no suitable one.
     """
     name = _kind_of(variant)
     asked = (spec or name).partition(":")[0]

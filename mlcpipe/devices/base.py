@@ -1,4 +1,4 @@
-"""What all kinds of device share: a device with its tensors, how `--device` chooses one, how its errors become ours."""
+"""Shared by all kinds of device: a device with its tensors, the choice by `--device`, and the mapping of errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from mlcpipe.host.memory import FreeMemory
 class Device:
     """A device that can hold the weights, the KV cache and the activations of a model.
 
-    `KIND` is its module's name, `TYPE` DLPack's number of it. `name` is its maker's, `index` the i of `cuda:i`.
-    The methods with tensors are those of a device with memory of its own.
+    `KIND` is its module's name, `TYPE` its number in DLPack. `name` is the maker's, `index` the i of `cuda:i`.
+    The methods with tensors are for a device with its own memory.
     """
 
     KIND: ClassVar[str]
@@ -37,7 +37,7 @@ class Device:
 
     @property
     def spec(self) -> str:
-        """What `--device` takes for it."""
+        """Its value for `--device`."""
         return f"{self.KIND}:{self.index}"
 
     @property
@@ -56,16 +56,16 @@ class Device:
         return record_name(self.name)
 
     def free_memory(self) -> FreeMemory:
-        """Memory for weights and KV cache that nothing uses now."""
+        """Free memory for weights and KV cache."""
         raise NotImplementedError
 
     @property
     def max_tensor_bytes(self) -> int:
-        """Bytes that a tensor may have: kernels count them with 32 bits."""
+        """The most bytes of a tensor: kernels count them with 32 bits."""
         return (1 << 31) - 1
 
     def best_target(self) -> str:
-        """The target that suits it best."""
+        """The best target for it."""
         raise NotImplementedError
 
     def finding(self) -> Finding:
@@ -73,24 +73,24 @@ class Device:
         return Finding(self.spec, "ok", "; ".join((self.title, *self.facts())))
 
     def facts(self) -> tuple[str, ...]:
-        """What people want to know of it: memory, what it can do, which target suits it."""
+        """Its description for people: memory, features, the best target."""
         raise NotImplementedError
 
     def errors(self) -> AbstractContextManager[None]:
-        """Inside, errors of the device are errors of `mlcpipe.errors`."""
+        """Converts errors of the device inside to those of `mlcpipe.errors`."""
         raise NotImplementedError
 
     def check_code(self, tvm_target: Mapping[str, Any]) -> None:
-        """Raises TargetError where the device cannot run code that was compiled for a target of its kind."""
+        """Raises TargetError if the device cannot run the code of a target of its kind."""
 
     def prepare(self, module: Any, threads: int) -> None:
-        """Get ready to run the kernels of a module. Raises TargetError for a driver that computes nonsense."""
+        """Get ready to run the kernels of a module. Raises TargetError for a driver that computes wrong numbers."""
 
     def release(self, module: Any) -> None:
-        """Give back what `prepare` made."""
+        """Release what `prepare` made."""
 
     def step_recorder(self) -> StepRecorder:
-        """How a model's decode steps are launched."""
+        """The launcher of a model's decode steps."""
         return StepRecorder()
 
     @property
@@ -103,7 +103,7 @@ class Device:
         return tvm_runtime.virtual_machine(executable, (self.TYPE, self.index))
 
     def weights(self, array: NDArray[Any]) -> Any:
-        """A tensor with the numbers of a mapped array, which it may be a view of."""
+        """A tensor with the numbers of a mapped array, possibly a view of it."""
         made = tvm_runtime.empty(array.shape, array.dtype.name, self.handle)
         tvm_runtime.copy(to_tvm(array), made)
         return made
@@ -115,20 +115,20 @@ class Device:
         return made
 
     def put(self, tensor: Any, values: NDArray[Any]) -> None:
-        """Replace the numbers of a tensor that `tensor` gave."""
+        """Replace the numbers of a tensor from `tensor`."""
         # Not TVMTensorCopyFromBytes, which waits for the device. Our plugin has read the array when this returns; so
         # has CUDA, where the array is not page-locked (CUDA runtime API, API synchronization behavior).
         tvm_runtime.copy(tvm_ffi.from_dlpack(np.ascontiguousarray(values)), tensor)
 
     def read(self, tensor: Any) -> Any:
-        """A tensor of the host with the numbers of one that kernels made, valid until the next kernel."""
+        """A host tensor with the numbers of a kernel's result, valid until the next kernel."""
         host = tvm_runtime.tensor(np.empty(tensor.shape, str(tensor.dtype)))
         tvm_runtime.copy(tensor, host)
         return host
 
 
 class Reused:
-    """Numbers that each step replaces: one tensor of a device, which grows where there are more of them."""
+    """Numbers that each step replaces: one tensor of a device, which grows as needed."""
 
     def __init__(self, device: Device, dtype: str) -> None:
         self._device, self.dtype = device, dtype
@@ -143,7 +143,7 @@ class Reused:
                 self._tensor = tvm_runtime.empty(
                     (1 << (values.size - 1).bit_length(),), self.dtype, self._device.handle
                 )
-            self._shape = ()  # should Ctrl-C leave what follows half done
+            self._shape = ()  # in case Ctrl-C interrupts the following lines
             self._view = tvm_runtime.view(self._tensor, values.shape)
             self._shape = values.shape
         self._device.put(self._view, values)
@@ -165,10 +165,10 @@ class Kind(Protocol):
         """All devices, best first. Raises TargetError that says what is missing."""
 
     def findings(self) -> Iterable[Finding]:
-        """What `mlcpipe doctor` shows. Raises TargetError as `devices` does."""
+        """The lines of `mlcpipe doctor`. Raises TargetError as `devices` does."""
 
     def choose(self, spec: str | None = None) -> Device:
-        """The device that `--device` names, None the first. Raises UsageError, and TargetError where there is none."""
+        """The device that `--device` names, None the first. Raises UsageError, and TargetError if there is none."""
 
 
 D = TypeVar("D", bound=Device)
@@ -177,7 +177,7 @@ D = TypeVar("D", bound=Device)
 def choose_from(kind: str, spec: str | None, devices: Callable[[], Sequence[D]]) -> D:
     """The device that `--device` names: `cuda` or None is the first, `cuda:1` the second.
 
-    Raises UsageError for another word or a number that no device has, and what `devices` raises.
+    Raises UsageError for an unknown word or number, and what `devices` raises.
     """
     match = re.fullmatch(rf"{kind}(?::(\d{{1,4}}))?", spec or kind)
     if match is None:
@@ -192,7 +192,7 @@ def choose_from(kind: str, spec: str | None, devices: Callable[[], Sequence[D]])
 
 @contextmanager
 def converted_errors(convert: Callable[[Exception], MlcpipeError | None]) -> Iterator[None]:
-    """Inside, TVM's errors become what `convert` makes of them, or ResourceError where the host has no memory.
+    """Converts TVM's errors inside by `convert`, or to ResourceError if the host has no memory.
 
     Others pass unchanged.
     """

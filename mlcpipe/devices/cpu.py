@@ -25,7 +25,7 @@ TVM_KIND, TITLE = "llvm", "the CPU"
 
 @dataclass(frozen=True)
 class Device(base.Device):
-    """The CPU: tensors are the host's, and mapped weights stay where they are."""
+    """The CPU: tensors are the host's, and mapped weights are used in place."""
 
     KIND: ClassVar[str] = "cpu"
     TYPE: ClassVar[int] = 1  # DLPack's kDLCPU
@@ -64,23 +64,23 @@ class Device(base.Device):
 
 
 def devices() -> tuple[Device, ...]:
-    """The one there is."""
+    """The only device: the CPU."""
     return (Device(0, cpu_model()),)
 
 
 def choose(spec: str | None = None) -> Device:
-    """The CPU. Raises UsageError for another word than `cpu`."""
+    """The CPU. Raises UsageError for any word but `cpu`."""
     return base.choose_from("cpu", spec, devices)
 
 
 def findings() -> Iterator[Finding]:
-    """The processor, and the variant of a bundle's kernels that it runs."""
+    """The processor, and its variant of a bundle's kernels."""
     yield Finding("cpu", "note", f"{cpu_model()}: {' '.join(kernel_features()) or 'features unknown'}")
     yield from _variants()
 
 
 def _variants() -> Iterator[Finding]:
-    """Which variant of a bundle's kernels this CPU runs, and what it lacks for better ones."""
+    """This CPU's variant of a bundle's kernels, and the features it lacks for better ones."""
     variants, here = host_variants(load_target(DEFAULT_TARGET)), cpu_features.host_features()
     best = next((variant for variant in variants if here.issuperset(variant.features)), None)
     if best is None:

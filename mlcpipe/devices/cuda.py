@@ -25,7 +25,7 @@ from mlcpipe.targets import load_targets
 
 TVM_KIND, TITLE = "cuda", "a CUDA device"
 _MAX_DEVICES = 64
-# TVM's runtime is linked with CUDA 13's, which NVIDIA's package for Python puts in nvidia/cu13; drivers have the other.
+# TVM's runtime is linked with CUDA 13's, which NVIDIA's Python package puts into nvidia/cu13; the driver has libcuda.
 _CUDART = {
     "linux": ("libcudart.so.13", "lib/libcudart.so.13"),
     "win32": ("cudart64_13.dll", "bin/x86_64/cudart64_13.dll"),
@@ -53,7 +53,7 @@ class Device(base.Device):
         return FreeMemory(int(tvm_devices.attribute(self.TYPE, self.index, tvm_devices.FREE_MEMORY)))
 
     def best_target(self) -> str:
-        """The target for the newest architecture that the device runs; `cuda`, for several, where there is none."""
+        """The target for the newest architecture that the device runs; else `cuda`, which is for several."""
         targets = [target for target in load_targets(self.KIND) if len(target.architectures) == 1]
         known = {_numbers_of(target.architectures[0]): target.name for target in targets}
         return known[max(usable)] if (usable := [one for one in known if one <= self._numbers]) else "cuda"
@@ -90,7 +90,7 @@ class Device(base.Device):
 
 
 def _numbers_of(architecture: str) -> tuple[int, ...]:
-    """sm_90 is (9, 0); () for what names no architecture."""
+    """sm_90 is (9, 0); () for anything else."""
     match = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", architecture)
     return (int(match[1]), int(match[2])) if match else ()
 
@@ -122,7 +122,7 @@ def findings() -> Iterator[Finding]:
 
 @functools.cache
 def load() -> None:
-    """Make `cuda:i` devices of TVM in this process. Raises TargetError that says what is missing."""
+    """Make `cuda:i` devices of TVM in this process. Raises TargetError naming what is missing."""
     if sys.platform not in _CUDART:
         raise TargetError("TVM has no CUDA runtime for this system", expected="Linux or Windows", found=sys.platform)
     tvm_runtime.load()
@@ -136,7 +136,7 @@ def load() -> None:
 
 @functools.cache
 def cudart() -> Any:
-    """CUDA's runtime library, the system's or that of NVIDIA's package, where TVM's finds it. Raises TargetError."""
+    """CUDA's runtime library, the system's or NVIDIA's package's, loaded for TVM to find. Raises TargetError."""
     name, inside = _CUDART[sys.platform]
     nvidia = importlib.util.find_spec("nvidia")
     folders = nvidia.submodule_search_locations if nvidia is not None else None
@@ -149,5 +149,5 @@ def cudart() -> Any:
 
 
 def errors() -> AbstractContextManager[None]:
-    """Inside, errors of CUDA are ours: no memory is ResourceError, all else TargetError."""
+    """Converts errors of CUDA inside: out of memory to ResourceError, others to TargetError."""
     return base.converted_errors(lambda e: tvm_devices.convert_error(e, "CUDA", _OF_CUDA, _NO_MEMORY, _ADVICE))

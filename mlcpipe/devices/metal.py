@@ -1,8 +1,8 @@
 """Metal devices of a Mac, through TVM's Metal runtime, which comes in its wheel for macOS. Not yet run on hardware.
 
-What is relied on is in TVM's src/backend/metal/runtime: it describes a device by little more than the memory that Metal
-recommends for it, compiles a kernel's source when it is first called, and copies to a device through staging buffers,
-of which it keeps up to 64 of any size until the device has been waited for.
+Relies on TVM's src/backend/metal/runtime: it describes a device by little more than the memory that Metal recommends,
+compiles a kernel's source at its first call, and copies to a device through staging buffers, of which it keeps up to 64
+of any size until the next wait for the device.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from mlcpipe.targets import target_names
 TVM_KIND, TITLE = "metal", "a Mac's GPU"
 _MAX_DEVICES = 32  # of TVM's runtime
 STAGED_BYTES = 16 << 20
-# What TVM's runtime says where Metal gives no buffer.
+# TVM's message when Metal gives no buffer.
 _NO_MEMORY = ("buf != nil", "Failed to allocate", "Insufficient Memory", "OutOfMemory")
 _OF_METAL = ("metal", "Metal", "GPUError", "MTL", *_NO_MEMORY)
 
 
 @dataclass(frozen=True)
 class Device(base.Device):
-    """A device: `name` is the chip's, "Apple M2 Max"; `memory_bytes` is what Metal recommends to use at most."""
+    """A device: `name` is the chip's, "Apple M2 Max"; `memory_bytes` is the most that Metal recommends to use."""
 
     KIND: ClassVar[str] = "metal"
     TYPE: ClassVar[int] = 8  # DLPack's kDLMetal
@@ -45,7 +45,7 @@ class Device(base.Device):
     memory_bytes: int
 
     def free_memory(self) -> FreeMemory:
-        """The chip's memory is the host's, and Metal does not say what it has given away."""
+        """The chip's memory is the host's, and Metal does not report its use."""
         return min(FreeMemory(self.memory_bytes), free_memory())
 
     def best_target(self) -> str:
@@ -73,7 +73,7 @@ class Device(base.Device):
 
 
 def devices() -> tuple[Device, ...]:
-    """All devices. Raises TargetError elsewhere than on a Mac with Apple's chip, or without a device."""
+    """All devices. Raises TargetError except on a Mac with Apple's chip, or without a device."""
     load()
     found = []
     for index in tvm_devices.indices(Device.TYPE, _MAX_DEVICES):
@@ -96,7 +96,7 @@ def findings() -> Iterator[Finding]:
 
 @functools.cache
 def load() -> None:
-    """Make `metal:i` devices of TVM in this process. Raises TargetError that says what is missing."""
+    """Make `metal:i` devices of TVM in this process. Raises TargetError naming what is missing."""
     if sys.platform != "darwin" or platform.machine() != "arm64":
         raise TargetError(
             "Metal needs macOS on a Mac with Apple's chip",
@@ -108,5 +108,5 @@ def load() -> None:
 
 
 def errors() -> AbstractContextManager[None]:
-    """Inside, errors of TVM's Metal runtime are ours: no memory is ResourceError, all else TargetError."""
+    """Converts errors of TVM's Metal runtime inside: out of memory to ResourceError, others to TargetError."""
     return base.converted_errors(lambda error: tvm_devices.convert_error(error, "Metal", _OF_METAL, _NO_MEMORY))

@@ -1,4 +1,4 @@
-"""Vulkan devices of this machine: what they are, which target suits one, their compiled kernels and counters."""
+"""Vulkan devices of this machine: descriptions, the best target of each, compiled kernels and counters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlcpipe.host.memory import FreeMemory, free_memory
 from mlcpipe.targets import Target, load_targets
 
 TVM_KIND, TITLE = "vulkan", "a Vulkan device"
-# Features that make models faster or smaller -> what they are for.
+# Features that make models faster or smaller -> their use.
 _FEATURES = {
     "shaderFloat16": "float16",
     "shaderInt8": "int8",
@@ -26,14 +26,14 @@ _FEATURES = {
     "cooperativeMatrix": "cooperative matrices",
 }
 _NVIDIA = 0x10DE
-_OF_ANOTHER_DEVICE = "; compile the model for this device"  # what the plugin says of a kernel at the end
+_OF_ANOTHER_DEVICE = "; compile the model for this device"  # the end of the plugin's message about a kernel
 
 
 @dataclass(frozen=True)
 class Device(base.Device):
     """A device as its driver describes it.
 
-    `index` is i of `vulkan:i`, -1 where `problem` says why it cannot be used. `kind` is "discrete", "integrated",
+    `index` is i of `vulkan:i`, -1 if unusable, with the reason in `problem`. `kind` is "discrete", "integrated",
     "virtual", "software" or "other". Sizes are in bytes; `limits` and `features` have the driver's numbers and names
     (see `mlcpipe/native/vulkan/globals.cc` and `adapter.cc`).
     """
@@ -62,7 +62,7 @@ class Device(base.Device):
 
     def free_memory(self) -> FreeMemory:
         free = FreeMemory(int(_described()[self.index]["free_bytes"]))  # of VK_EXT_memory_budget, if the driver has it
-        # What shares the host's memory cannot have more than the host has, whatever its driver says.
+        # A device in the host's memory cannot have more than the host has, whatever its driver says.
         return min(free, free_memory()) if self.unified_memory else free
 
     @property
@@ -70,16 +70,16 @@ class Device(base.Device):
         return min(super().max_tensor_bytes, int(self.limits["max_buffer_bytes"]))
 
     def best_target(self) -> str:
-        """The target for the device's maker that its limits grant.
+        """The best target for the device's maker within its limits.
 
-        Those with products by cooperative matrices are for the user to name: of GPUs, only NVIDIA's have run them, and
+        Targets with cooperative matrices must be named by the user: of GPUs, only NVIDIA's have run them, and
         activations are float16.
         """
         suited = (t for t in load_targets(self.KIND) if self._suits(t) and not t.schedule.get("matrix_rows"))
         return next((target.name for target in suited), "vulkan")
 
     def matrix_target(self) -> str:
-        """The target with products by cooperative matrices that the device can run, "" if none."""
+        """The target with cooperative matrices that the device can run, "" if none."""
         for target in load_targets(self.KIND):
             shape = "x".join(str(target.schedule.get(f"matrix_{key}", 0)) for key in ("rows", "columns", "depth"))
             if self._suits(target) and f"cooperativeMatrix{shape}" in self.features:
@@ -87,7 +87,7 @@ class Device(base.Device):
         return ""
 
     def _suits(self, target: Target) -> bool:
-        """Whether a target is for the maker's devices and this machine, and this device grants what it takes."""
+        """Whether a target is for the maker's devices and this machine, and within this device's limits."""
         if not target.vendor or target.vendor != self.vendor_id or "mtriple" in target.tvm.get("host", {}):
             return False
         lanes, need, limits = int(target.schedule.get("subgroup", 0)), target.limits, self.limits
@@ -130,7 +130,7 @@ class Device(base.Device):
             prepare(module, self, threads)
 
     def release(self, module: Any) -> None:
-        for part in _vulkan_parts(module):  # what somebody else prepared, too, stays
+        for part in _vulkan_parts(module):  # other users of the module keep theirs
             function("release")(part, self.index)
 
     def errors(self) -> AbstractContextManager[None]:
@@ -138,20 +138,20 @@ class Device(base.Device):
 
 
 def devices() -> tuple[Device, ...]:
-    """All devices, usable ones first, discrete before integrated before software: `vulkan:0` is the one to prefer.
+    """All devices, usable ones first, discrete before integrated before software: `vulkan:0` is the best.
 
-    Raises TargetError where there is no Vulkan or no device at all, or the plugin cannot be compiled.
+    Raises TargetError without Vulkan or any device, or if the plugin cannot be compiled.
     """
     return tuple(_device(-1 if entry["problem"] else index, entry) for index, entry in enumerate(_described()))
 
 
 def choose(spec: str | None = None) -> Device:
-    """The device that `--device` names, None the best. Raises UsageError, and TargetError where none can be used."""
+    """The device that `--device` names, None the best. Raises UsageError, and TargetError if none is usable."""
     return base.choose_from("vulkan", spec, _usable)
 
 
 def findings() -> Iterator[Finding]:
-    """The plugin, compiled now if it was not (some ten seconds, once), and the devices that it finds."""
+    """The plugin, compiled if necessary (some ten seconds, once), and its devices."""
     yield Finding("vulkan plugin", "ok", str(vulkan_plugin.build()))
     yield from (device.finding() for device in devices())
 
@@ -166,7 +166,7 @@ def _usable() -> list[Device]:
 
 
 def _described() -> list[Any]:
-    """What the plugin says of all devices, usable ones first. Raises TargetError."""
+    """The plugin's description of all devices, usable ones first. Raises TargetError."""
     described = json.loads(function("describe")())
     if described["problem"]:
         raise TargetError(described["problem"], next_step=_driver_advice())
@@ -174,7 +174,7 @@ def _described() -> list[Any]:
 
 
 def function(name: str) -> Any:
-    """The plugin's function `mlcpipe.vulkan.<name>`. Raises TargetError where it cannot be compiled or loaded."""
+    """The plugin's function `mlcpipe.vulkan.<name>`. Raises TargetError if it cannot be compiled or loaded."""
     load()
     return tvm_runtime.function(f"mlcpipe.vulkan.{name}")
 
@@ -199,7 +199,7 @@ def prepare(module: Any, device: Device, threads: int) -> None:
 
 @contextmanager
 def _naming_target(device: Device) -> Iterator[None]:
-    """Inside, the refusal of a kernel that a device cannot run says which target it can."""
+    """Adds the best target to errors about a kernel that the device cannot run."""
     try:
         yield
     except TargetError as error:
@@ -210,13 +210,13 @@ def _naming_target(device: Device) -> Iterator[None]:
 
 
 def counts(device: Device) -> dict[str, int]:
-    """What the plugin did on a device so far: dispatches, submits, barriers, buffers, pipelines, bytes."""
+    """The plugin's counters of a device: dispatches, submits, barriers, buffers, pipelines, bytes."""
     return {str(name): int(count) for name, count in function("counts")(device.index).items()}
 
 
 @contextmanager
 def profiled(device: Device) -> Iterator[dict[str, tuple[int, float]]]:
-    """Measures what runs on a device inside, one kernel after another: afterwards kernel -> (launches, seconds).
+    """Measures kernels on a device inside, one after another: afterwards kernel -> (launches, seconds).
 
     Raises TargetError for a device without a clock.
     """
@@ -229,12 +229,12 @@ def profiled(device: Device) -> Iterator[dict[str, tuple[int, float]]]:
 
 
 def save_pipelines() -> str:
-    """Write what the drivers compiled to the cache, for the next process. "" or why it could not be written."""
+    """Save the drivers' compiled kernels in the cache for the next process -> "", or why that failed."""
     return str(function("save_pipelines")())
 
 
 def errors() -> AbstractContextManager[None]:
-    """Inside, errors of the plugin are ours: no memory is ResourceError, all else TargetError."""
+    """Converts errors of the plugin inside: out of memory to ResourceError, others to TargetError."""
     return base.converted_errors(_converted)
 
 
@@ -250,7 +250,7 @@ def _finish() -> None:
     try:
         tvm_runtime.function("mlcpipe.vulkan.wait")()
         save_pipelines()
-    except (RuntimeError, MemoryError):  # a device that was lost: there is nothing to save
+    except (RuntimeError, MemoryError):  # a lost device has nothing to save
         return
 
 

@@ -14,12 +14,12 @@ BROWSER_TARGET = "webgpu"
 
 
 def devices() -> tuple[Device, ...]:
-    """None that this process can open."""
+    """None: this process cannot open any."""
     return ()
 
 
 def choose(spec: str | None = None) -> Device:
-    """Raises UsageError: a page takes the device that its browser offers."""
+    """Raises UsageError: a page uses the device that its browser offers."""
     raise UsageError("models for WebGPU run in browsers", next_step="type `mlcpipe chat --web`, or `mlcpipe package`")
 
 

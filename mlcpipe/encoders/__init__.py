@@ -32,7 +32,7 @@ def build_encoder(config: Mapping[str, Any]) -> TextEncoder:
 
 
 def _with_head(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of a decoder that was saved without its language model head, as one that has it."""
+    """The config of a decoder saved without its language model head, as if it had one."""
     names = config.get("architectures")
     if not isinstance(names, list):
         return config

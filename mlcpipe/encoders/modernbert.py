@@ -20,7 +20,7 @@ from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
 
 ARCHITECTURES = ("ModernBertModel", "ModernBertForMaskedLM")
 NAMES = CheckpointNames(("", "model."), ("head.", "decoder."))
-# Of the layers that see whole texts, and of those that see a window.
+# Of the layers with global attention, and of those with a window.
 _ROPES = (("full_attention", "global_rope_theta", 160_000.0), ("sliding_attention", "local_rope_theta", 10_000.0))
 
 
@@ -46,7 +46,7 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     )
     every = fields.integer("global_attn_every_n_layers", 3, high=1024)
     slides = [bool(i % every) for i in range(fields.integer("num_hidden_layers", 22, high=1024))]
-    # `local_attention` is the whole window: half of it before a token and half behind.
+    # `local_attention` is the whole window: half of it before a token and half after.
     windows = layer_windows(fields, fields.integer("local_attention", 128, low=2) // 2 + 1, slides)
     positions = fields.integer("max_position_embeddings", 8192, high=1 << 30)
     ropes = [_rope(fields, spec.hidden_size // spec.num_heads, positions, *one) for one in _ROPES]

@@ -31,7 +31,7 @@ _OLD_NAMES = {
     "layer_norm_epsilon": "layer_norm_eps",
     "rotary_emb_base": "rope_theta",
 }
-# Values of the published files' own fields that the family is defined with.
+# Values of the published files' own fields that define the family.
 _FIXED: Mapping[str, list[Any]] = {
     "activation_function": [None, "swiglu"],
     "rotary_emb_fraction": [None, 1, 1.0],

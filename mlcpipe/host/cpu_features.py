@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "riscv64": ("riscv64",),
 }
 
-# LLVM's name of any CPU of an architecture, and the features that all have; of riscv64 those that distributions need.
+# LLVM's generic CPU of an architecture, and its base features; for riscv64 those that distributions require.
 BASE: dict[str, tuple[str, tuple[str, ...]]] = {
     "x86_64": ("x86-64", ()),
     "aarch64": ("generic", ()),
@@ -95,7 +95,7 @@ def host_features() -> frozenset[str]:
 
 
 def _tiles_granted() -> bool:
-    """Requests AMX tiles for all threads of this process; whether Linux grants them. Repeating is harmless."""
+    """Request AMX tiles for all threads of this process -> whether Linux grants them. Repeating is harmless."""
     try:
         return bool(ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""What `mlcpipe doctor` reports."""
+"""The findings of `mlcpipe doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact: `state` is "ok", "note", "missing" or "broken"; `advice` is what to type, "" if nothing."""
+    """One fact: `state` is "ok", "note", "missing" or "broken"; `advice` is a command to type, or ""."""
 
     name: str
     state: str

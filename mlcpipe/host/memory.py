@@ -1,4 +1,4 @@
-"""The memory of this process, and how much more it may have."""
+"""The memory of this process, and how much more it can get."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mlcpipe.host.proc import first_values
 # Version 2's names, then version 1's; "max" is no limit.
 _CGROUP_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _CGROUP_USES = ("memory.current", "memory.usage_in_bytes")
-# getrlimit(2) -> what counts against it in proc(5)'s status, and what the shell calls it.
+# getrlimit(2) -> the usage in proc(5)'s status, and the shell's name of the limit.
 _LIMITS = {"RLIMIT_AS": ("VmSize", "ulimit -v"), "RLIMIT_DATA": ("VmData", "ulimit -d")}
 
 
 @dataclass(frozen=True, order=True)
 class FreeMemory:
-    """Bytes that can be had, and what limits them: "" for the machine or device itself."""
+    """Available bytes, and the limiting cgroup or resource limit; "" for the machine or device itself."""
 
     nbytes: int
     limit: str = ""
@@ -30,7 +30,7 @@ class FreeMemory:
 
 
 def free_memory(root: Path = Path("/")) -> FreeMemory:
-    """The least of the machine's free memory and what cgroups and resource limits leave to this process.
+    """The least of the machine's free memory and the remainders of this process's cgroups and resource limits.
 
     `root` is the folder that has proc and sys.
     """
@@ -41,7 +41,7 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
 
 
 def _left_by_cgroups(root: Path) -> Iterator[FreeMemory]:
-    """Of this process's cgroups that count memory, and their parents.
+    """The remainders of this process's memory cgroups, and of their parents.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html; cgroups(7) for /proc/self/cgroup.
     """
@@ -59,7 +59,7 @@ def _left_by_cgroups(root: Path) -> Iterator[FreeMemory]:
 def _folders(mount: Path, path: str) -> Iterator[Path]:
     """The folder of a cgroup and those of its parents.
 
-    A container may see the path that its host has for it: then the end of the path is below the mount point, or none.
+    A container may see its path on the host: then only the end of the path, or nothing, is below the mount point.
     """
     parts = PurePosixPath(path).parts[1:]
     ends = (parts[start:] for start in range(len(parts) + 1) if ".." not in parts[start:])
@@ -68,7 +68,7 @@ def _folders(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _left_by_cgroup(folder: Path) -> FreeMemory | None:
-    """None without a limit. Cached parts of files that were not used for long are free: the system drops them."""
+    """None without a limit. Inactive file pages count as free: the system drops them."""
     limits = [n for name in _CGROUP_LIMITS if (n := _number(folder / name)) is not None]
     used = next((n for name in _CGROUP_USES if (n := _number(folder / name)) is not None), None)
     if used is None or not limits:
@@ -97,7 +97,7 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Of a small file of the system, "" if it cannot be read."""
+    """The text of a small system file, "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The operating system, and the installed packages that decide about results."""
+"""The operating system, and the installed packages that influence results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Adds forwards in which each row may have a low-rank adapter (Hu et al. 2021): y = x W^T + B A x.
 
-The forwards without adapters stay as they are, so that steps without any cost nothing. Runs after projections of one
+The forwards without adapters stay unchanged, so steps without adapters pay nothing. Runs after projections of one
 input are joined: one kernel adds the adapters of all parts.
 """
 
@@ -60,9 +60,9 @@ def _kernels(state: Lowering) -> Any:
 
 
 def _adapted(state: Lowering) -> tuple[Adapted, ...]:
-    """The projections of all layers. Raises TargetError where there are no kernels for them."""
+    """The projections of all layers. Raises TargetError if the target has no kernels for them."""
     target = state.target
-    if not target.own_pages or target.activation_dtype != "float32":  # a rounded gate would have other bits beside them
+    if not target.own_pages or target.activation_dtype != "float32":  # else rounding the gate would change bits
         raise TargetError(
             "no adapters for this target", where=target.name, next_step="compile without --adapters",
             expected="activations in float32, and pages of the runtime",
@@ -100,7 +100,7 @@ def _last_input(func: relax.Function) -> relax.Var:
 
 
 def _index(work: Rebuild, value: relax.Expr, found: dict[relax.Var, int]) -> int | None:
-    """Which projection `value` is, None for anything else."""
+    """The projection that `value` computes; None for anything else."""
     if not is_op(value, "relax.matmul"):
         return None
     transposed = work.value_of(value.args[1])

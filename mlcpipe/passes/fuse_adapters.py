@@ -1,6 +1,6 @@
-"""Fuses adapters into the projection's kernel, where a target has one for that: it then reads and rounds x once.
+"""Fuses adapters into the projection's kernel, if the target has such a kernel: it then reads and rounds x once.
 
-Rows without an adapter keep their bits: the kernel computes the projection in the way of the one without adapters.
+Rows without an adapter keep their bits: both kernels compute the projection in the same way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fuse_adapters(state: Lowering) -> Lowering:
         x, *adapters, y = value.args[1].fields
         call = work.value_of(y)
         product = tir_op(work, call)
-        # Where the columns of the weight are sorted, the product has another x.
+        # If the columns of the weight are sorted, the product has another x.
         if product is None or product.kind != "matmul" or not call.args[1].fields[0].same_as(x):
             return None
         return fused(work, product, op, [*call.args[1].fields, *adapters], None, value)

@@ -35,7 +35,7 @@ def _dequantized(work: Rebuild, expr: relax.Expr) -> tuple[Op, list[relax.Expr]]
 
 
 def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Expr) -> relax.Expr | None:
-    """Where the columns of the weight are sorted, those of x are taken in the same order."""
+    """If the columns of the weight are sorted, take those of x in the same order."""
     x, restored = value.args[0], work.value_of(weight)
     if _takes_columns(restored):
         weight = restored.args[0]

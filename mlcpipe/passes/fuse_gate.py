@@ -1,6 +1,6 @@
 """Fuses act(gate) * up into the projection's kernel: the projection is never written to memory.
 
-A projection that adapters change is; then the gate is a kernel of its own, which computes what the fused one does.
+Except a projection that adapters change: then the gate is a separate kernel with the same result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ACTIVATIONS = {"relax.nn.silu": "silu", "relax.nn.gelu_tanh": "gelu_tanh"}
 
 
 def fuse_gate(state: Lowering) -> Lowering:
-    """act(h[:, :w]) * h[:, w:] with h = matmul(x, packed) -> gated_matmul(x, packed); of an adapted h: gate(h)."""
+    """act(h[:, :w]) * h[:, w:] with h = matmul(x, packed) -> gated_matmul(x, packed); for an adapted h: gate(h)."""
 
     def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         if not is_op(value, "relax.multiply"):

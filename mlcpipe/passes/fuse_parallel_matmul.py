@@ -1,7 +1,7 @@
 """Fuses projections of the same input: q, k, v -> qkv; gate, up -> gate_up.
 
-One matmul over all rows reads the input once with fewer, larger kernels; the parts are slices of its result. Only
-weights of one scheme are joined.
+One matmul over all rows reads the input once with fewer, larger kernels; the parts are slices of its result. Joined
+weights have the same scheme.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _groups(state: Lowering) -> list[_Group]:
 
 
 def _stored_alike(state: Lowering, members: list[int]) -> list[list[int]]:
-    """The members in groups that have one scheme, and one order of their columns."""
+    """The members, grouped by scheme and column order."""
     by_form: dict[tuple[Scheme | None, bytes], list[int]] = {}
     for i in members:
         by_form.setdefault((state.weights[i].scheme, state.weights[i].columns), []).append(i)

@@ -1,4 +1,4 @@
-"""Fuses the parts of a joined projection, and their biases, into the kernel of RoPE: they are never copied."""
+"""Fuses the parts of a joined projection, and their biases, into the RoPE kernel, so they are never copied."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlcpipe.passes.lowering import Lowering, Rebuild, columns_of, is_op, rebuil
 
 
 class _Part(NamedTuple):
-    """Columns of a projection, as heads, and what is added to them: `bias` or None."""
+    """Columns of a projection, as heads, and their `bias`, if any."""
 
     projection: relax.Expr
     begin: int

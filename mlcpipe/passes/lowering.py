@@ -16,8 +16,8 @@ from tvm import relax
 from tvm.relax.expr import _update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from mlcpipe.quantization.kept import kept_scheme
 from mlcpipe.quantization.layout import Layout
+from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
 from mlcpipe.targets import Target, Variant, tvm_target
 from mlcpipe.tuned.records import Tuned
@@ -25,16 +25,16 @@ from mlcpipe.weights.table import Weight
 from tir_schedules.adapter_shape import AdapterShape
 from tir_schedules.op import Op, op_of
 
-# What every device launches along a dimension (Vulkan's and WebGPU's minimum): the extent of a grid that only the host
-# knows, and that may be larger. With a larger bound TVM would compute indices in 64 bits, which not every GPU has.
+# Launches along a dimension that every device allows (Vulkan's and WebGPU's minimum): the bound of a grid extent that
+# only the host knows. With a larger bound TVM would compute indices in 64 bits, which not every GPU has.
 ANY_GRID = 2**16 - 1
-BY_HAND = "by hand"  # in place of a rule: the kernel comes with its schedule
+BY_HAND = "by hand"  # instead of a rule: the kernel comes with its schedule
 Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A projection that adapters change: its `name`, its kernel's shape, and the checkpoint's tensor of each part."""
+    """A projection with adapters: its `name`, its kernel's shape, and the checkpoint's tensor of each part."""
 
     name: str
     shape: AdapterShape
@@ -43,14 +43,14 @@ class Adapted:
 
 @dataclass(frozen=True)
 class Observed:
-    """What weights, by name, multiply: two results of a model function, x and the experts of its rows, or one."""
+    """The inputs of the named weights: results of a model function, x and, with `experts`, the experts of its rows."""
 
     names: tuple[str, ...]
     experts: bool
 
 
 class Module(Protocol):
-    """What the pipeline needs of a state; the IR is dumped to the folder `name` in `dump`."""
+    """The pipeline's view of a state; the IR is dumped to the folder `name` in `dump`."""
 
     @property
     def mod(self) -> tvm.IRModule: ...
@@ -98,8 +98,8 @@ class Lowering:
 
     `variant` is the one to schedule kernels for; earlier passes do not depend on it.
     `bounds` are the largest values of symbolic sizes, by name. `dump` is a folder for the IR after every pass.
-    `adapters`: whether there are to be forwards with low-rank adapters; `adapted` are the projections they change, in
-    the order of the adapters' arrays. `observed` are the inputs of products that a function returns, too.
+    `adapters`: also compile forwards with LoRA adapters; `adapted` are the projections they change, in the order of
+    the adapters' arrays. `observed` are inputs of products that a function also returns.
     """
 
     mod: tvm.IRModule
@@ -159,7 +159,7 @@ class Rebuild:
         return self._substitute.visit_expr(expr)
 
     def value_of(self, expr: relax.Expr) -> relax.Expr:
-        """What a new variable is bound to, or the expression itself."""
+        """The expression that a new variable is bound to, or `expr` itself."""
         bound = self.bb.lookup_binding(expr) if isinstance(expr, relax.Var) else None
         return expr if bound is None else bound
 
@@ -207,7 +207,7 @@ def rebuild(
     """Rebuild every model function: `replacement` may return a new expression for a binding.
 
     With `weights` the functions take that table's variables, and `prologue(rebuild, old, new)` maps old to new.
-    `result` makes the function's result of what it was. Unused bindings are dropped.
+    `result` maps the old result of the function to the new one. Unused bindings are dropped.
     """
     functions = model_functions(state.mod)
     names = {gv.name_hint for gv, _ in functions}
@@ -275,9 +275,9 @@ def tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
 
 
 def scheme_of(state: Lowering, op: Op) -> Scheme:
-    """The scheme of a packed weight: the model's, a block format, or another that stores such rows."""
+    """The scheme of a packed weight: a native format, or the one with the operation's numbers, which store alike."""
     if "scheme" in op.facts:
-        return kept_scheme(op.str("scheme"))
+        return native_scheme(op.str("scheme"))
     wanted = (op.int("bits"), op.str("dtype"), op.int("group_size"))
     named = (load_scheme(name) for name in scheme_names())
     k = op.int("k")

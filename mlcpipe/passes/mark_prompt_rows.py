@@ -1,8 +1,8 @@
-"""Marks the matrix products of a prompt's tokens, for kernels that compute them in another way than those of decode.
+"""Marks the matrix products of prefill, whose kernels compute differently from those of decode.
 
-A row's arithmetic follows its kind, never how many rows there are, so that a result does not depend on what else runs.
-Tokens of a prompt are *many* rows. Decoded and verified tokens, and rows whose logits are computed, are *few*: one or
-hundreds. The kind is known from the symbolic sizes of `nn/causal_lm.py`.
+A row's arithmetic follows its kind, never the number of rows, so a result does not depend on concurrent requests.
+Prefill rows are *many*: tokens of a prompt. Decode rows are *few*, be it one or hundreds: decoded and verified tokens,
+and rows whose logits are computed. The symbolic sizes of `nn/causal_lm.py` tell the kinds apart.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tvm import relax, tirx
 from mlcpipe.passes.lowering import Lowering, Rebuild, rebuild, tir_op
 from tir_schedules.op import with_facts
 
-PROMPT_TOKENS = "n"  # the size of which every dimension with a prompt's tokens is made
-# Operations whose arithmetic may differ; others have the same for both.
+PROMPT_TOKENS = "n"  # the size from which every dimension of a prompt's tokens is computed
+# Operations whose arithmetic may differ by kind.
 _KINDS = {
     "cpu": ("matmul", "gated_matmul"),
     "gpu": (
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def mark_prompt_rows(state: Lowering) -> Lowering:
-    """State `rows="many"` in the tags of operations on tokens of a prompt and, for GPUs, `rows="few"` in the others.
+    """Tag operations on a prompt's tokens with `rows="many"` and, for GPUs, the others with `rows="few"`.
 
     Kernels over TVM's cache choose by the number of rows.
     """
@@ -49,5 +49,5 @@ def mark_prompt_rows(state: Lowering) -> Lowering:
 
 
 def _has_prompt_tokens(size: tirx.PrimExpr) -> bool:
-    """Whether a size is made of the number of a prompt's tokens."""
+    """Whether a size depends on the number of a prompt's tokens."""
     return any(var.name == PROMPT_TOKENS for var in tvm.tirx.analysis.undefined_vars(size))

@@ -1,4 +1,4 @@
-"""Returns what weights multiply beside a function's result, for statistics of the inputs of each matrix."""
+"""Returns the inputs of weights in addition to a function's result, for statistics of each matrix's inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlcpipe.passes.lowering import Lowering, Observed, Rebuild, is_op, model_fu
 def observe_inputs(state: Lowering) -> Lowering:
     """result -> (result, x of each product with weights to quantize, i32[m, top] of its experts after it, ...).
 
-    `observed` says which weights each x is for; those that multiply one x have one. There is one model function.
+    `observed` names the weights of each x, which weights of one input share. The module has one model function.
     """
     ((_, func),) = model_functions(state.mod)
     names = {var: weight.name for var, weight in zip(weight_params(func), state.weights) if weight.kind == "scheme"}

@@ -1,9 +1,8 @@
-"""Lets an NVIDIA GPU since Hopper start a kernel of decode while the one before it ends.
+"""Lets NVIDIA GPUs since Hopper start a decode kernel while the previous one ends.
 
-Its workgroups take their places as others leave theirs, and wait for earlier launches before they read or write what
-kernels share: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". A step of decode has
-hundreds of kernels of a few microseconds each. Kernels for rows of prompts launch as ever: on an H200 prompts took a
-third longer when they overlapped too.
+Its workgroups become resident as others exit, and wait for earlier launches before they access shared buffers: CUDA C++
+Programming Guide, "Programmatic Dependent Launch and Synchronization". A decode step has hundreds of kernels of a few
+microseconds each. Prefill kernels launch as usual: on an H200 prompts took a third longer with overlap.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _OF_PROMPTS = re.compile(r"_many\d*_kernel")  # of functions that `mark_prompt_r
 
 
 def overlap_launches(state: KernelModule) -> KernelModule:
-    """Kernels for targets all of whose GPUs can: the architecture of a target is the oldest one."""
+    """Only for targets all of whose GPUs support it: a target's architecture is its oldest one."""
     arch = re.fullmatch(r"sm_(\d+)\w?", str(state.tvm_target.attrs.get("arch", "")))
     if not arch or int(arch[1]) < _HOPPER:
         return state

@@ -3,14 +3,14 @@
 This is the only place that orders passes. The compiler runs these phases and combines their results:
 
     MODEL OPERATORS MEMORY    once for all variants of a target (SHARED)
-    LAYER                     in the place of MODEL for one layer, whose weights change and whose inputs are observed
+    LAYER                     instead of MODEL for one layer, whose weights change and whose inputs are observed
     SCHEDULE                  for each variant: a schedule for every kernel; calls stay the same
     VM                        model functions to bytecode of TVM's virtual machine
     LLVM [UNCHECKED]          scheduled kernels for a CPU
     DEVICE, then HOST and SHADERS    scheduled kernels for a GPU: split into launching and launched code;
                                      SOURCES replaces SHADERS where a compiler takes the launched code as source
 
-Only the driver check (`compiler/driver_check.py`) has TVM's schedules, which need TVM's pipeline.
+Only the driver check (`compiler/driver_check.py`) uses TVM's schedules, which need TVM's pipeline.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.reuse_views import reuse_views
 from mlcpipe.passes.schedule_kernels import schedule_kernels
 from mlcpipe.passes.share_storage import share_storage
+from mlcpipe.passes.skip_list_checks import skip_list_checks
 from mlcpipe.passes.split_weights import split_weights
-from mlcpipe.passes.trust_lists import trust_lists
 from mlcpipe.passes.write_outputs import write_outputs
 
 State = TypeVar("State", bound=Module)
@@ -97,7 +97,7 @@ MODEL = Phase(
     ),
 )
 
-# Without what joins or splits weights.
+# Without passes that join or split weights.
 LAYER = Phase(
     "1-layer", (observe_inputs, quantize_weights, fuse_dequantize, fuse_rope, fuse_add_norm, mark_prompt_rows)
 )
@@ -137,7 +137,7 @@ MEMORY = Phase(
 
 SCHEDULE = Phase("4-schedule", (schedule_kernels,))
 
-# What `tvm.relax.build` does after planning memory, and `trust_lists`: no operation or allocation changes here.
+# What `tvm.relax.build` does after planning memory, and `skip_list_checks`: no operation or allocation changes here.
 # Without KillAfterLastUse: planned storages are shared by all that could be freed.
 VM = Phase(
     "5-vm",
@@ -147,7 +147,7 @@ VM = Phase(
             relax.transform.LowerRuntimeBuiltin,
             relax.transform.ComputePrimValue,
         ),
-        trust_lists,
+        skip_list_checks,
         *_tvm(relax.transform.VMShapeLower, relax.transform.AttachGlobalSymbol),
     ),
 )
@@ -185,8 +185,8 @@ LLVM = Phase(
     ),
 )
 
-# For kernels that only the VM calls, which checks the arguments from hosts. Checks of types, shapes and strides are
-# half of the code.
+# For kernels that only the VM calls, as it checks the hosts' arguments. Checks of types, shapes and strides are half of
+# the code.
 UNCHECKED = Phase("7-unchecked", _tvm(tirx.transform.SkipAssert))
 
 # The passes of TVM's pipeline that affect our GPU kernels, except these:

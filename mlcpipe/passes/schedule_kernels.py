@@ -15,7 +15,7 @@ from tir_schedules.rule import Declined, Knobs, Rules
 
 
 def first_rule(rules: Rules, func: tirx.PrimFunc, knobs: Knobs) -> tuple[str, tirx.PrimFunc, str]:
-    """The first rule that takes a function, the kernel that it makes, and why it is this rule.
+    """The first rule that accepts a function, its kernel, and the reason for this rule.
 
     `BY_HAND` and the function itself if none does. Rules for any kind are not for functions with a schedule.
     """

@@ -41,7 +41,7 @@ class _Tensor:
 
 
 def share_storage(state: Lowering) -> Lowering:
-    """Plan the storages of every function again, and keep the new plan where it is smaller."""
+    """Plan the storages of every function again, and keep the smaller plan."""
     mod = tvm.IRModule(dict(state.mod.functions))
     for gv, func in state.mod.functions.items():
         if isinstance(func, relax.Function) and len(func.body.blocks) == 1:
@@ -69,7 +69,7 @@ def _tensors(bindings: list[relax.Binding], result: relax.Expr, bounds: Mapping[
     """Index of a binding -> the tensor that it allocates in a storage."""
     storages: dict[relax.Var, relax.Call] = {}
     tensors: dict[int, _Tensor] = {}
-    holds: dict[relax.Var, set[int]] = {}  # variable -> tensors whose memory it may be
+    holds: dict[relax.Var, set[int]] = {}  # variable -> tensors whose memory it may use
     tuples: dict[relax.Var, relax.Tuple] = {}
     for index, binding in enumerate(bindings):
         value = binding.value
@@ -99,7 +99,7 @@ def _tensors(bindings: list[relax.Binding], result: relax.Expr, bounds: Mapping[
 def _rewritten(
     func: relax.Function, bindings: list[relax.Binding], tensors: dict[int, _Tensor], shared: list[list[_Tensor]]
 ) -> relax.Function:
-    """The function with a storage for each list of `shared`, allocated where its first tensor is."""
+    """The function with a storage for each list of `shared`, allocated at its first tensor."""
     at = {min(t.first for t in group): number for number, group in enumerate(shared)}
     number_of = {t.first: number for number, group in enumerate(shared) for t in group}
     storages = {number: relax.Var(f"shared{number}", relax.AnyType()) for number in range(len(shared))}

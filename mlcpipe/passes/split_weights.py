@@ -61,7 +61,7 @@ def split_weights(state: Lowering) -> Lowering:
 
 
 def _parts(state: Lowering, weight: Weight, limit: int | None) -> list[Weight]:
-    """The weight, or parts of its rows in one format each, with arrays of at most `limit` bytes."""
+    """The weight, or row ranges of one format each, with arrays of at most `limit` bytes."""
     if weight.parts:
         return [piece for part in weight.parts for piece in _parts(state, part, limit)]
     if limit is None:
@@ -102,7 +102,7 @@ def _largest(weight: Weight) -> int:
 
 
 def _columns(work: Rebuild, parts: list[relax.Var], product: Callable[[relax.Var], relax.Expr]) -> relax.Expr:
-    """The products with the parts, concatenated."""
+    """The concatenated products with the parts."""
     return relax.op.concat([work.emit(product(part)) for part in parts], axis=1)
 
 
@@ -112,7 +112,7 @@ def _matmul(work: Rebuild, value: relax.Call, weight: relax.Var) -> relax.Expr:
 
 
 def _take(work: Rebuild, parts: list[relax.Var], ids: relax.Expr) -> relax.Expr:
-    """Rows from the part that holds them: an id outside a part reads a row that `where` discards."""
+    """Rows from the part that holds them: an id outside a part reads some row, which `where` discards."""
     begin = 0
     selected: relax.Expr | None = None
     column = work.emit(relax.op.expand_dims(ids, [1]))

@@ -1,7 +1,7 @@
 """Lets model functions write their result to a buffer of the caller.
 
-What a function allocates for its result comes from a pool of the virtual machine that keeps memory by its exact size:
-logits of every number of rows would come to a gigabyte.
+Results that a function allocates come from a pool of the virtual machine that keeps memory by exact size: logits of
+every number of rows would add up to a gigabyte.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OUTPUTS = ("logits", "embeddings")
 
 
 def write_outputs(state: Lowering) -> Lowering:
-    """In functions with a parameter of `OUTPUTS`, the kernel that makes the result writes to it."""
+    """In functions with a parameter of `OUTPUTS`, the kernel of the result writes to it."""
     mod = tvm.IRModule(dict(state.mod.functions))
     for gv, func in state.mod.functions.items():
         if isinstance(func, relax.Function):
@@ -27,10 +27,10 @@ def write_outputs(state: Lowering) -> Lowering:
 
 
 def _written_to(func: relax.Function, output: relax.Var) -> relax.Function:
-    """The function with `output` as the memory of its result."""
+    """The function with its result in `output`."""
     (block,), result = func.body.blocks, func.body.body
     values = {binding.var: binding.value for binding in block.bindings}
-    while not is_op(values[result], "relax.call_tir"):  # the result may be another name of the kernel's
+    while not is_op(values[result], "relax.call_tir"):  # the result may be an alias of the kernel's
         result = values[result]
     bindings = []
     for binding in block.bindings:

@@ -7,14 +7,14 @@ from typing import Any
 
 from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.errors import ConfigError
-from mlcpipe.pruning.work import Array, Kept, Work
+from mlcpipe.pruning.work import Array, PrunedTensor, Work
 from mlcpipe.quantization.inputs import Inputs
 
 GROUP, PRUNED = 4, 2
 
 
-def prune_matrices(work: Work, prune_matrix: Callable[[Array, Inputs], Array]) -> Iterator[Kept]:
-    """Prune each matrix float32[N, K] of the layers by itself. Raises ConfigError where 4 does not divide a K."""
+def prune_matrices(work: Work, prune_matrix: Callable[[Array, Inputs], Array]) -> Iterator[PrunedTensor]:
+    """Prune each matrix float32[N, K] of the layers separately. Raises ConfigError if a K is not a multiple of 4."""
 
     def change(prefix: str, changed: Changed, inputs: Mapping[str, Inputs]) -> dict[str, Any]:
         for name, known in inputs.items():

@@ -1,4 +1,4 @@
-"""Checkpoint to a smaller checkpoint: measure on a text what counts least, remove it, write the rest."""
+"""Checkpoint to a smaller checkpoint: measure importance on a text, remove what matters least, write the rest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mlcpipe.files import local_path
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.pruning.recipe import Recipe
-from mlcpipe.pruning.work import Kept, Work
+from mlcpipe.pruning.work import PrunedTensor, Work
 from mlcpipe.targets import load_target
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -41,7 +41,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a model in `q4f16_1` on this CPU: bytes of weights, those that a token reads, and of its KV cache in f16."""
+    """Costs of a model in `q4f16_1` on this CPU: bytes of weights, those read per token, and of its KV cache in f16."""
 
     parameters: int
     weights_bytes: int
@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What `prune` made. `kept` of `count` units of a kind stay; `units` is "" for a pattern."""
+    """The result of `prune`: `kept` of `count` units remain; `units` is "" for a pattern."""
 
     output: Path
     original: Path
@@ -79,10 +79,10 @@ def prune(
     Args:
         checkpoint: a folder or `hf://org/name[@revision]`, of one of FAMILIES and not quantized.
         method: wanda and sparsegpt make 2 of 4 neighbours 0; heads, width and layers make matrices smaller.
-        keep: how many KV heads, MLP columns or layers stay.
-        ratio: the share of them that goes, in place of `keep`; a quarter if both are None. Where fewer numbers may
-            stay, more go.
-        calibration: the path of a text that says what counts; own is a text of mlcpipe's.
+        keep: how many KV heads, MLP columns or layers remain.
+        ratio: the share to remove, instead of `keep`; a quarter if both are None. More is removed if only smaller
+            numbers are possible.
+        calibration: the path of a text to measure importance on; own is the built-in text.
         overwrite: replace a folder that holds a pruned checkpoint.
 
     Raises an error of `mlcpipe.errors` that says what, where and what to do.
@@ -146,7 +146,7 @@ def _method(name: str, keep: int | None, ratio: float | None) -> Any:
 
 
 def _kept(how: Any, model: CausalLM, keep: int | None, ratio: float | None) -> tuple[int, int]:
-    """How many units there are, and how many stay; 0 of 0 for a pattern. Raises UsageError."""
+    """The number of units, and of those that remain; 0 of 0 for a pattern. Raises UsageError."""
     if not how.UNITS:
         return 0, 0
     *fewer, count = how.allowed(model)
@@ -175,12 +175,12 @@ def _write(how: Any, work: Work, folder: Path) -> None:
         shutil.copyfile(source.path / name, folder / name)
 
 
-def _add(writer: SafetensorsWriter, kept: Kept, source: Checkpoint) -> None:
-    info = source.info(kept.source)
-    if kept.values is None:
-        writer.add(kept.name, info.dtype, info.shape, source.read_raw(kept.source))
+def _add(writer: SafetensorsWriter, tensor: PrunedTensor, source: Checkpoint) -> None:
+    info = source.info(tensor.source)
+    if tensor.values is None:
+        writer.add(tensor.name, info.dtype, info.shape, source.read_raw(tensor.source))
     else:
-        writer.add(kept.name, info.dtype, kept.values.shape, narrowed(kept.values, info.dtype, kept.name).data)
+        writer.add(tensor.name, info.dtype, tensor.values.shape, narrowed(tensor.values, info.dtype, tensor.name).data)
 
 
 def _lowered(checkpoint: Checkpoint) -> Job:

@@ -1,4 +1,4 @@
-"""The recipe beside a pruned checkpoint, by which `apps/distill/distill.py` teaches it what the original says."""
+"""The recipe in a pruned checkpoint for `apps/distill/distill.py`, which distills the original into it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Removes heads or columns of a matrix's input, and lets those that stay make up for them by least squares.
+"""Removes heads or columns of a matrix's input; the others compensate for them by least squares.
 
 The output of y = x w^T without the columns P of x has the mean squared error tr(W_P [(H^-1)_PP]^-1 W_P^T) when the
 other columns of w are those of least error, where H is the mean of x^T x (Hassibi & Stork 1993, Optimal Brain Surgeon;
-for whole columns Kurtic et al. 2023, ZipLM). The unit of least error goes first, then that of the rest.
+for whole columns Kurtic et al. 2023, ZipLM). The unit of least error is removed first, then that of the rest.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from mlcpipe.compiler.calibration.changed import Changed
-from mlcpipe.pruning.work import Array, Kept, Work
+from mlcpipe.pruning.work import Array, PrunedTensor, Work
 from mlcpipe.quantization.inputs import Inputs
 
-# Of each column's mean square, added to it, times (columns / rows)^2: weights that few rows decide suit those alone.
+# Of each column's mean square, added to it, times (columns / rows)^2, against overfitting to few rows.
 _DAMPING = 0.01
 _LEAST = 1e-8  # of the mean, the same for columns that are always 0
-_CANDIDATES = 128  # units that are ranked against each other at a time
+_CANDIDATES = 128  # units ranked against each other at a time
 _REMOVED = 32  # of those
 
 
 @dataclass(frozen=True)
 class Units:
-    """What of a layer goes together: `size` columns of `consumer`, and so many rows of each of `producers`.
+    """Parts of a layer to remove together: `size` columns of `consumer`, and as many rows of each of `producers`.
 
     There are `count`; names follow the layer's prefix. A producer has one dimension or two.
     """
@@ -37,8 +37,8 @@ class Units:
     producers: Mapping[str, int]
 
 
-def remove_units(work: Work, units: Units) -> Iterator[Kept]:
-    """The tensors of a checkpoint whose layers keep `work.keep` units each, which differ from layer to layer."""
+def remove_units(work: Work, units: Units) -> Iterator[PrunedTensor]:
+    """The tensors of a checkpoint whose layers each keep their own `work.keep` units."""
 
     def change(prefix: str, changed: Changed, inputs: Mapping[str, Inputs]) -> dict[str, Any]:
         consumer = prefix + units.consumer
@@ -64,9 +64,9 @@ def rows_of(units: Array, size: int) -> Array:
 
 
 def without_units(w: Array, gram: Array, size: int, remove: int, damping: float) -> tuple[Array, Array]:
-    """w float32[N, K] in units of `size` columns, gram float32[K, K] -> the units that stay, sorted, and another w.
+    """w float32[N, K] in units of `size` columns, gram float32[K, K] -> the remaining units, sorted, and the updated w.
 
-    `remove` units have columns of 0 there. `damping` times its diagonal is added to the gram. Computes in float64.
+    Its `remove` removed units have columns of 0. `damping` times its diagonal is added to the gram. Uses float64.
     """
     h = gram.astype(np.float64)
     diagonal = np.diag(h).copy()
@@ -86,13 +86,13 @@ def without_units(w: Array, gram: Array, size: int, remove: int, damping: float)
 
 
 def _best(w: Array, inverse: Array, left: Array, size: int) -> Array:
-    """The units to remove next: the one of least error, or of single columns several, each the least after others."""
+    """The units to remove next: the one of least error, or several single columns, each the least after the others."""
     if size > 1:
         errors = [_error(w[:, columns], inverse[np.ix_(columns, columns)]) for columns in _columns(left, size)]
         return left[[int(np.argmin(errors))]]
     errors = (w[:, left] ** 2).sum(axis=0) / np.diag(inverse)[left]
     near = left[np.argsort(errors, kind="stable")[:_CANDIDATES]]
-    # Among candidates what one's removal changes follows from their own part of H^-1 and W^T W.
+    # The effect of one removal on other candidates follows from their part of H^-1 and W^T W.
     part, products = inverse[np.ix_(near, near)].copy(), w[:, near].T @ w[:, near]
     gone: list[int] = []
     for _ in range(min(_REMOVED, len(near))):

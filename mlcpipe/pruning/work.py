@@ -1,4 +1,4 @@
-"""What a method of pruning works on."""
+"""The state shared by pruning methods."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A tensor of the pruned checkpoint: tensor `source` of the original, with other float32 `values` if any."""
+class PrunedTensor:
+    """A tensor of the pruned checkpoint: tensor `source` of the original, or its new float32 `values`."""
 
     name: str
     source: str
@@ -30,7 +30,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Work:
-    """`keep` units stay, of those that a method counts; 0 for one with a pattern. `config` is that of the result."""
+    """`keep`: how many units of the method remain; 0 for a pattern. `config` is that of the result."""
 
     model: CausalLM
     checkpoint: Checkpoint
@@ -40,7 +40,7 @@ class Work:
     progress: Progress
 
     def layers(self) -> Iterator[int]:
-        """The number of each layer in order; the progress says so."""
+        """The number of each layer in order, reported as progress."""
         self.progress.stage("prune layer by layer")
         self.progress.steps_total(self.model.facts.num_layers)
         for index in range(self.model.facts.num_layers):
@@ -48,17 +48,17 @@ class Work:
             self.progress.advance(1)
 
     def prefix(self, index: int) -> str:
-        """How the names of a layer's tensors begin."""
+        """The prefix of the names of a layer's tensors."""
         return f"{self.stream.prefix}layers.{index}."
 
     def changed_layers(
         self, change: Callable[[str, Changed, Mapping[str, Inputs]], Mapping[str, Any]]
-    ) -> Iterator[Kept]:
-        """The tensors of all layers, and of none, when `change` has had its way with each layer in order.
+    ) -> Iterator[PrunedTensor]:
+        """The tensors of all layers, after `change` of each layer in order, and those outside the layers.
 
-        `change` takes the prefix of names, the tensors, which it changes to others of their shape, and what matrices
-        multiply when the layers before are changed already. It returns which rows or columns of a tensor stay, as an
-        index of the array; all others are such that the layer computes the same without.
+        `change` takes the prefix of names, the tensors, which it changes in place without changing shapes, and the
+        matrices' inputs after changes of earlier layers. It returns, as an index of the array, the rows or columns of
+        a tensor that remain; the layer computes the same without the others.
         """
         for index in self.layers():
             inputs = self.stream.run(index, self.checkpoint, advance=False)
@@ -68,23 +68,23 @@ class Work:
             for name in self.names(index):
                 rest = cuts.get(name)
                 if rest is not None or name in inputs:
-                    yield Kept(name, name, changed.read(name)[() if rest is None else rest])
+                    yield PrunedTensor(name, name, changed.read(name)[() if rest is None else rest])
                 else:
-                    yield Kept(name, name)
+                    yield PrunedTensor(name, name)
         yield from self.others()
 
     def names(self, index: int) -> list[str]:
-        """The tensors of a layer in the checkpoint, also those that no model reads."""
+        """The tensors of a layer in the checkpoint, including those that no model reads."""
         return [name for name in self.checkpoint.tensors if name.startswith(self.prefix(index))]
 
-    def others(self) -> Iterator[Kept]:
-        """The tensors of no layer."""
+    def others(self) -> Iterator[PrunedTensor]:
+        """The tensors outside the layers."""
         layers = f"{self.stream.prefix}layers."
-        return (Kept(name, name) for name in self.checkpoint.tensors if not name.startswith(layers))
+        return (PrunedTensor(name, name) for name in self.checkpoint.tensors if not name.startswith(layers))
 
 
 def smallest(scores: Array, count: int) -> NDArray[np.bool_]:
-    """Which `count` of the last axis are smallest; of equals the first."""
+    """A mask of the `count` smallest of the last axis; among equals the first."""
     found = np.zeros(scores.shape, np.bool_)
     np.put_along_axis(found, np.argsort(scores, axis=-1, kind="stable")[..., :count], True, axis=-1)
     return found

@@ -1,9 +1,8 @@
 """Spends bits where they help: the schemes of least KL divergence that fit `--bits-per-weight`.
 
-Of each group of matrices that read the same input, and are stored alike so that they stay joined, one figure is needed:
-the divergence with that group alone rounded to 4 bits (`sensitivity.py`). In another scheme it is that times the square
-of what the relative error becomes. Divergences of groups add up, nearly. Bits are given one step after the other, where
-a byte saves the most divergence.
+Matrices that read the same input are stored alike so that they stay joined. Each such group needs one figure: the
+divergence with only that group rounded to 4 bits (`sensitivity.py`). In another scheme it scales with the square of the
+relative error. Divergences of groups nearly add up. Each step spends bits where a byte saves the most divergence.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from mlcpipe.errors import UsageError
 from mlcpipe.progress import Progress
 from mlcpipe.quality.matrices import rounding_errors
 from mlcpipe.quality.sensitivity import Sensitivity
-from mlcpipe.quantization.plan import QuantizationPlan, fits, load_plan, make_plan, matrix_scheme
+from mlcpipe.quantization.recipe import QuantizationRecipe, fits, load_recipe, make_recipe, matrix_scheme
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
 
-# Not Q2_K: its errors are too large for squares of them to tell the divergence, and its plans were worse on the ruler.
+# Not Q2_K: its errors are too large for squares of them to tell the divergence; its recipes were worse on the ruler.
 CANDIDATES = ("Q3_K", DEFAULT_QUANTIZATION, "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A scheme of a group: its bytes, and the divergence that is expected of it."""
+    """A scheme of a group: its bytes, and its expected divergence."""
 
     scheme: str
     nbytes: int
@@ -40,17 +39,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Group:
-    """Matrices, by their names in a plan, that are stored alike, and what they can be stored in."""
+    """Matrices that are stored alike, by their names in a recipe, and their possible schemes."""
 
     names: tuple[str, ...]
     choices: tuple[Choice, ...]
 
 
 def spend(groups: Sequence[Group], budget: float) -> list[Choice]:
-    """The choice of each group that brings the sum of losses down the most within so many bytes of all.
+    """The choice of each group, with the least sum of losses within a byte budget.
 
-    Greedy along the lower convex hulls of (bytes, loss): it is the best for its own number of bytes, which misses the
-    budget by less than one step. Groups that no budget allows get their smallest choice.
+    Greedy along the lower convex hulls of (bytes, loss): the optimum for its own number of bytes, which misses the
+    budget by less than one step. Groups that exceed any budget get their smallest choice.
     """
     hulls = [_hull(group.choices) for group in groups]
     chosen, left = [0] * len(groups), budget - sum(hull[0].nbytes for hull in hulls)
@@ -69,12 +68,12 @@ def spend(groups: Sequence[Group], budget: float) -> list[Choice]:
 
 
 def _slope(here: Choice, better: Choice) -> float:
-    """Loss for a byte more, negative."""
+    """Loss per additional byte, negative."""
     return (better.loss - here.loss) / (better.nbytes - here.nbytes)
 
 
 def _hull(choices: Sequence[Choice]) -> list[Choice]:
-    """Those that no mean of two others beats, the smallest first: each step wins less for a byte than the last."""
+    """The lower convex hull, the smallest first: each step gains less per byte than the last."""
     hull: list[Choice] = []
     for choice in sorted(choices, key=lambda one: (one.nbytes, one.loss)):
         if hull and choice.loss >= hull[-1].loss:
@@ -85,14 +84,14 @@ def _hull(choices: Sequence[Choice]) -> list[Choice]:
     return hull
 
 
-def plan_bits(
+def choose_bits(
     checkpoint: Checkpoint, target: Target, bits: float, sensitivity: Sensitivity, progress: Progress
-) -> tuple[QuantizationPlan, float]:
-    """The plan of at most `bits` for each number of the weights, and the divergence expected of it.
+) -> tuple[QuantizationRecipe, float]:
+    """The recipe of at most `bits` per weight, and its expected divergence.
 
-    Raises UsageError for bits that no plan has.
+    Raises UsageError for impossible bits.
     """
-    weights = stored_weights(checkpoint, target, load_plan(DEFAULT_QUANTIZATION))
+    weights = stored_weights(checkpoint, target, load_recipe(DEFAULT_QUANTIZATION))
     groups = _groups(checkpoint, target, weights, sensitivity, progress)
     others = sum(weight.nbytes for weight in weights if weight.kind != "scheme")
     numbers = sum(math.prod(weight.shape) for weight in weights)
@@ -109,8 +108,8 @@ def plan_bits(
         for name in group.names
         if choice.scheme != DEFAULT_QUANTIZATION
     }
-    plan = make_plan(DEFAULT_QUANTIZATION, tensors, "--bits-per-weight")
-    return plan, sum(choice.loss for choice in chosen)
+    recipe = make_recipe(DEFAULT_QUANTIZATION, tensors, "--bits-per-weight")
+    return recipe, sum(choice.loss for choice in chosen)
 
 
 def _groups(

@@ -1,4 +1,4 @@
-"""What a plan does to each matrix of a checkpoint: its bytes, and how far its numbers are from the original."""
+"""The effect of a recipe on each matrix of a checkpoint: its bytes, and its relative error."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mlcpipe.compiler.job import stored_weights
 from mlcpipe.defaults import SEARCH
 from mlcpipe.progress import Progress
 from mlcpipe.quantization.packing import pack, unpack
-from mlcpipe.quantization.plan import QuantizationPlan
+from mlcpipe.quantization.recipe import QuantizationRecipe
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight, read_matrices
 
-_SAMPLE = 1 << 20  # numbers of a matrix that its error is measured on: the error of that is about 0.1 %
+_SAMPLE = 1 << 20  # numbers per matrix on which its error is measured, to about 0.1 %
 
 
 @dataclass(frozen=True)
 class StoredMatrix:
     """One matrix: `scheme` is a name, `elements` are its numbers.
 
-    `error` is the root of the mean squared difference over that of the numbers, of evenly spaced rows.
+    `error` is the root mean square of the difference over that of the numbers, in evenly spaced rows.
     """
 
     name: str
@@ -39,15 +39,15 @@ class StoredMatrix:
 
     @property
     def bits(self) -> float:
-        """Stored bits of a number."""
+        """Stored bits per number."""
         return 8 * self.nbytes / self.elements
 
 
 def stored_matrices(
-    checkpoint: Checkpoint, target: Target, plan: QuantizationPlan, method: str, progress: Progress
+    checkpoint: Checkpoint, target: Target, recipe: QuantizationRecipe, method: str, progress: Progress
 ) -> list[StoredMatrix]:
-    """Every matrix of a checkpoint as a plan stores it for a target. Raises what `mlcpipe.compile` raises."""
-    weights = [w for w in stored_weights(checkpoint, target, plan) if w.kind == "scheme"]
+    """Every matrix of a checkpoint as a recipe stores it for a target. Raises what `mlcpipe.compile` raises."""
+    weights = [w for w in stored_weights(checkpoint, target, recipe) if w.kind == "scheme"]
     progress.stage("round the matrices")
     progress.steps_total(len(weights))
     found = []
@@ -66,14 +66,14 @@ def stored_matrices(
 
 
 def rounding_errors(weight: Weight, checkpoint: Checkpoint, schemes: Sequence[Scheme], method: str) -> list[float]:
-    """The relative error of a matrix, experts together, in each of the schemes."""
+    """The relative error of a matrix, over all experts, in each of the schemes."""
     step = max(1, math.prod(weight.shape) // _SAMPLE)
     rows = np.concatenate([matrix[::step] for matrix in read_matrices(weight, checkpoint)])
     return [relative_error(rows, scheme, method) for scheme in schemes]
 
 
 def relative_error(w: NDArray[Any], scheme: Scheme, method: str = SEARCH) -> float:
-    """Root of sum (w - w')^2 / sum w^2 for w float32[N, K] and what is read back from it; 0 for zeros."""
+    """Root of sum (w - w')^2 / sum w^2 for w float32[N, K] and its stored form w'; 0 for zeros."""
     off = unpack(scheme, pack(scheme, w, method=method), w.shape[1]).astype(np.float64) - w
     power = float((w.astype(np.float64) ** 2).sum())
     return math.sqrt(float((off**2).sum()) / power) if power else 0.0

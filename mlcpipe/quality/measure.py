@@ -1,8 +1,8 @@
 """Measures a bundle against its reference on a text: both compute the same windows side by side.
 
 The text is cut into windows of 512 tokens, as llama-perplexity does: the first half of each is context, the second half
-counts, and each begins with BOS if the tokenizer adds one. No more than 64 MiB of logits of either model exist at a
-time. Prefill computes a window at once; decode computes its second half token by token.
+is scored, and each begins with BOS if the tokenizer adds one. At most 64 MiB of logits of either model exist at a time.
+Prefill computes a window at once; decode computes its second half token by token.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ OWN_TEXT = Path(__file__).with_name("text.txt")
 WINDOW = 512
 _MIN_TOKENS = 3  # one of context, one that counts, and its successor
 _MAX_TEXT_BYTES = 256 << 20
-_CHARACTERS = 16  # of the text for a token that is wanted, first
+_CHARACTERS = 16  # of the text per wanted token, as a first guess
 _SCRATCH_BYTES = 512 << 20  # logits of both models, and copies of some rows in float64
 
 
 @dataclass(frozen=True)
-class Plan:
+class QualityOptions:
     """What to measure: `tokens` of the text in prefill, the first `decode_tokens` of them in decode too.
 
     `reference` is a bundle, as `prepare_reference` gives; `threads` and `device` are those of Engine.
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """`decode_tok_s` and `share`, of the memory's read bandwidth, are of this machine; None where it means nothing."""
+    """`decode_tok_s` and `share` (of the memory's read bandwidth) hold for this machine; None if it means nothing."""
 
     quality: QualityInfo
     bundle_bytes: int
@@ -69,21 +69,21 @@ class Report:
     notes: tuple[str, ...]
 
 
-def measure(plan: Plan, progress: Progress) -> Report:
-    """Raises UsageError (text or vocabulary does not do), ResourceError, ComputeError (NaN) and what Engine raises."""
-    text = read_text(plan.text)
-    engine, reference, tokens, windows = _open(plan, text, progress)
+def measure(opts: QualityOptions, progress: Progress) -> Report:
+    """Raises UsageError (unsuitable text or vocabulary), ResourceError, ComputeError (NaN) and what Engine raises."""
+    text = read_text(opts.text)
+    engine, reference, tokens, windows = _open(opts, text, progress)
     own, other = engine.manifest, reference.manifest
-    some = windows[: max(1, plan.decode_tokens // len(windows[0]))]
+    some = windows[: max(1, opts.decode_tokens // len(windows[0]))]
     pair = _Pair(engine.model, reference.model)
     prefill = _over(windows, pair.prefill, "prefill", progress)
     decode = _over(some, pair.decode, "decode", progress)
     step_s = statistics.median(pair.step_s)
     quality = QualityInfo(
-        reference=other.name or plan.reference.name,
+        reference=other.name or opts.reference.name,
         reference_hash=other.checkpoint_hash,
         reference_quantization=other.quantization,
-        text="mlcpipe's documentation" if plan.text == OWN_TEXT else ascii(plan.text.name)[1:-1],
+        text="mlcpipe's documentation" if opts.text == OWN_TEXT else ascii(opts.text.name)[1:-1],
         text_sha256=hashlib.sha256(text.encode()).hexdigest(),
         window=len(windows[0]),
         variant=engine.variant,
@@ -96,34 +96,34 @@ def measure(plan: Plan, progress: Progress) -> Report:
         sum(info.bytes for info in own.files.values()),
         1 / step_s,
         _share(engine, step_s, 3 * len(windows[0]) // 4),
-        tuple(_notes(plan, tokens, windows, len(some))),
+        tuple(_notes(opts, tokens, windows, len(some))),
     )
 
 
-def score_prefill(plan: Plan, progress: Progress) -> Scores:
+def score_prefill(opts: QualityOptions, progress: Progress) -> Scores:
     """The scores of every position in prefill, so that bundles can be compared position by position.
 
     Raises what `measure` raises.
     """
-    engine, reference, _, windows = _open(plan, read_text(plan.text), progress)
+    engine, reference, _, windows = _open(opts, read_text(opts.text), progress)
     return _over(windows, _Pair(engine.model, reference.model).prefill, "prefill", progress)
 
 
-def _open(plan: Plan, text: str, progress: Progress) -> tuple[Engine, Engine, int, list[list[int]]]:
+def _open(opts: QualityOptions, text: str, progress: Progress) -> tuple[Engine, Engine, int, list[list[int]]]:
     """Bundle, reference, the number of tokens and their windows."""
-    own, other = (read_manifest(path) for path in (plan.bundle, plan.reference))
+    own, other = (read_manifest(path) for path in (opts.bundle, opts.reference))
     window = min(WINDOW, own.model.context_length, other.model.context_length)
     _check_pair(own, other, window)
     for manifest, whose in ((own, "bundle"), (other, "reference")):
         if text_hash(text) in manifest.fitted_to:
             raise UsageError(
-                f"the {whose}'s weights were fitted to this text", where=plan.text,
+                f"the {whose}'s weights were fitted to this text", where=opts.text,
                 next_step="measure on another --text",
             )  # fmt: skip
     progress.stage("load")
-    engine = Engine(plan.bundle, context_length=window, threads=plan.threads, device=plan.device, progress=progress)
-    reference = Engine(plan.reference, context_length=window, threads=plan.threads)
-    tokens, bos = _tokens(engine, reference, text, plan.tokens)
+    engine = Engine(opts.bundle, context_length=window, threads=opts.threads, device=opts.device, progress=progress)
+    reference = Engine(opts.reference, context_length=window, threads=opts.threads)
+    tokens, bos = _tokens(engine, reference, text, opts.tokens)
     return engine, reference, len(tokens), _windows(tokens, bos, window)
 
 
@@ -161,7 +161,7 @@ class _Pair:
             first += len(logits)
 
     def decode(self, tokens: list[int]) -> Iterator[Scores]:
-        """The same, where the bundle computes token by token."""
+        """The same, computed by the bundle token by token."""
         at = len(tokens) // 2
         self._model.reset()
         self._model.prefill(tokens[:at], None)
@@ -204,7 +204,7 @@ def read_text(path: Path) -> str:
 
 
 def _check_pair(own: Manifest, reference: Manifest, window: int) -> None:
-    """Raises UsageError for another vocabulary, ResourceError where memory has no room for both models."""
+    """Raises UsageError for another vocabulary, ResourceError if both models do not fit into memory."""
     if own.model.vocab_size != reference.model.vocab_size:
         raise _other_vocabulary(f"{own.model.vocab_size} tokens", f"{reference.model.vocab_size}")
     need = _SCRATCH_BYTES + sum(
@@ -231,7 +231,7 @@ def _other_vocabulary(expected: object, found: object) -> UsageError:
 def _tokens(engine: Engine, reference: Engine, text: str, most: int) -> tuple[list[int], int | None]:
     """The first `most` tokens of the text, or all, and BOS if the tokenizer puts it first.
 
-    No more of a long text is encoded than that takes. Raises UsageError for a text that is too short.
+    Encodes no more of a long text than needed. Raises UsageError for a text that is too short.
     """
     characters = _CHARACTERS * most
     while len(own := _encoded(engine, text[:characters])) <= most and characters < len(text):
@@ -264,7 +264,7 @@ def _numbers(reference: Manifest) -> int:
 
 
 def _share(engine: Engine, step_s: float, length: int) -> float | None:
-    """Share of the read bandwidth; None for devices and for weights that stay in the cache."""
+    """Share of the read bandwidth; None for devices, and for weights that fit the cache."""
     plan = engine.manifest.memory_plan
     if not engine.on_host or plan.weights_read < last_cache_bytes():
         return None
@@ -272,9 +272,9 @@ def _share(engine: Engine, step_s: float, length: int) -> float | None:
     return moved / step_s / 1e9 / read_bandwidth_gb_s(engine.threads)
 
 
-def _notes(plan: Plan, tokens: int, windows: list[list[int]], decoded: int) -> Iterator[str]:
+def _notes(opts: QualityOptions, tokens: int, windows: list[list[int]], decoded: int) -> Iterator[str]:
     size, half = len(windows[0]), len(windows[0]) // 2
-    if tokens < plan.tokens:
-        yield f"the text has {tokens} tokens, fewer than the {plan.tokens} of --tokens"
+    if tokens < opts.tokens:
+        yield f"the text has {tokens} tokens, fewer than the {opts.tokens} of --tokens"
     used, first = len(windows) * size, decoded * size
     yield f"{used} tokens in windows of {size}, the first {half} of each as context; decode: the first {first}"

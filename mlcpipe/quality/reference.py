@@ -17,10 +17,10 @@ SCHEMES = {"q0f32": 4, "q0f16": 2}  # bytes of a weight; without quantized weigh
 
 
 def prepare_reference(reference: str | Path, beside_bytes: int, progress: Progress) -> Path:
-    """The bundle of a reference: one in q0f32 or q0f16 as it is, a checkpoint compiled once.
+    """The bundle of a reference: a q0f32 or q0f16 bundle itself, or a checkpoint compiled once.
 
-    A checkpoint becomes q0f32, or q0f16 where memory has no room for it beside `beside_bytes`. Raises ResourceError
-    before the work where it has room for neither, UsageError for a rounded bundle, and what `mlcpipe.load` raises.
+    A checkpoint becomes q0f32, or q0f16 if it does not fit into memory with `beside_bytes`. Raises ResourceError
+    before the work if neither fits, UsageError for a rounded bundle, and what `mlcpipe.load` raises.
     """
     given = bundle_of(reference)
     if given is not None:
@@ -39,7 +39,7 @@ def prepare_reference(reference: str | Path, beside_bytes: int, progress: Progre
 
 
 def choose_scheme(numbers: int, beside_bytes: int, free: FreeMemory) -> str:
-    """The first of SCHEMES in which so many weights fit into memory beside other bytes. Raises ResourceError."""
+    """The first of SCHEMES in which the weights and `beside_bytes` fit into memory. Raises ResourceError."""
     for scheme, size in SCHEMES.items():
         if numbers * size + beside_bytes <= free.nbytes:
             return scheme

@@ -1,4 +1,4 @@
-"""`--require "kld<=0.03,top1>=0.92"`: limits of what was measured."""
+"""`--require "kld<=0.03,top1>=0.92"`: limits of measured quality."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _parse(part: str) -> Requirement:
 
 
 def check(quality: QualityInfo, requirements: tuple[Requirement, ...]) -> None:
-    """Raises QualityError for the first limit that prefill or decode does not keep."""
+    """Raises QualityError for the first limit that prefill or decode exceeds."""
     for requirement in requirements:
         for kind, comparison in (("prefill", quality.prefill), ("decode", quality.decode)):
             if not requirement.holds(comparison):

@@ -1,7 +1,7 @@
-"""How much a model suffers when one matrix is rounded: measured on the model itself, or guessed without a text.
+"""The loss of rounding one matrix of a model: measured on the model itself, or guessed without a text.
 
-The model's own unquantized bundle runs with one weight replaced by what 4 bits make of it, over the last tokens of a
-text, and its logits are compared with those of the original. Matrices that multiply the same input are one weight.
+The model's unquantized bundle runs over the last tokens of a text with one weight rounded to 4 bits, and its logits are
+compared with the original's. Matrices that multiply the same input are one weight.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.targets import load_target
 from mlcpipe.weights.table import Weight, read_matrices
 
-TOKENS = 1024  # of the text: the second half of each window counts
-_CHARACTERS = 16  # of the text for a token that is wanted
-# Without a text: what rounding a number of the matrix of the logits costs, in those of others; on the ruler, where that
+TOKENS = 1024  # of the text: the second half of each window is scored
+_CHARACTERS = 16  # of the text per wanted token
+# Without a text: the loss per number of the logits matrix, relative to other matrices; from the ruler, where that
 # matrix has 16 % of the numbers and 85 % of the loss.
 _OUTPUT_LOSS = 30
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The KL divergence that each matrix, joined with those of the same input, costs in 4 bits; `how` says how."""
+    """The KL divergence of each matrix, joined with those of the same input, in 4 bits; `how` names the method."""
 
     losses: tuple[tuple[Weight, float], ...]
     how: str
 
 
 def guess(checkpoint: Checkpoint) -> Sensitivity:
-    """A loss for each number, in no unit: the same for all matrices, and a larger one for that of the logits."""
+    """A unitless loss per number: the same for all matrices, larger for the logits matrix."""
     weights = _weights(checkpoint)
     names = {weight.name for weight in weights}
     output = next((name for name in OUTPUT_NAMES if name in names), None)
@@ -98,7 +98,7 @@ def _windows(engine: Engine, text: str) -> list[list[int]]:
 
 
 def _logits(model: LoadedModel, window: list[int]) -> NDArray[np.float32]:
-    """Those of the second half of a window, f32[m, V]."""
+    """The logits of the second half of a window, f32[m, V]."""
     return np.concatenate([part.copy() for part in model.logit_parts(window[:-1], len(window) // 2)])
 
 
@@ -112,7 +112,7 @@ def _divergence(model: LoadedModel, windows: Sequence[list[int]], expected: Sequ
 
 
 def _rounded(weight: Weight, checkpoint: Checkpoint) -> NDArray[Any]:
-    """A matrix, or those of all experts, as the usual quantization reads it back, in the reference's layout."""
+    """A matrix, or those of all experts, rounded by the default quantization, in the reference's layout."""
     assert weight.scheme is not None and weight.layout is not None
     scheme, numbers = load_scheme(DEFAULT_QUANTIZATION), []
     for matrix in read_matrices(weight, checkpoint):
@@ -124,7 +124,7 @@ def _rounded(weight: Weight, checkpoint: Checkpoint) -> NDArray[Any]:
 
 
 def _with_weight(model: LoadedModel, index: int, array: NDArray[Any]) -> LoadedModel:
-    """The model with another array in the place of a weight's."""
+    """The model with one weight's array replaced."""
     params = list(model.bundle.params)
     params[index] = tvm.runtime.tensor(array)
     return LoadedModel(replace(model.bundle, params=tvm_ffi.convert(params)))

@@ -1,7 +1,7 @@
 """Perplexity, KL divergence and change of probabilities; definitions are those of llama-perplexity.
 
 After the same tokens the reference gives each token i of the vocabulary the probability p_i, the bundle q_i, and the
-text goes on with token t. Of a position count
+text continues with token t. Measured at each position:
     -ln q_t and -ln p_t       perplexity is exp of their mean
     sum p_i ln(p_i / q_i)     KL divergence of the bundle from the reference, in nats
     q_t - p_t                 Δp
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from mlcpipe.bundle.quality import Comparison
 
-_BLOCK = 1 << 20  # numbers of a block, of which there are some float64 copies at a time
+_BLOCK = 1 << 20  # numbers per block; several float64 copies of a block exist at a time
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each position: -ln of the next token's probability, KL divergence, Δp, and 1 for the same top token."""
+    """For each position: -ln of the next token's probability, KL divergence, Δp, and 1 for the same top token."""
 
     nll: Floats
     reference_nll: Floats
@@ -35,7 +35,7 @@ class Scores:
 
     @staticmethod
     def joined(parts: Sequence[Scores]) -> Scores:
-        """One after the other."""
+        """The scores of all parts, concatenated."""
         names = [field.name for field in fields(Scores)]
         return Scores(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -91,7 +91,7 @@ def compare(scores: Scores) -> Comparison:
 
 
 def _exp(mean: float) -> float:
-    return math.exp(min(mean, 700.0))  # a model may give the text's tokens no probability at all
+    return math.exp(min(mean, 700.0))  # a model may give the text's tokens probability 0
 
 
 def _mean(values: Floats) -> tuple[float, float]:

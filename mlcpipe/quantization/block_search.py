@@ -1,8 +1,8 @@
 """Quantization to block formats with a minimum, such as Q4_K: each group has a scale and a minimum, in bytes.
 
-They are those of least error (`search`, see `tir_schedules/cpu/minimum_search.py`; what is known of a matrix's inputs
-weights the error of its columns) or those that span it (`rtn`). The largest of a block are 127 steps of its two float16
-numbers. Minima are fitted to scales that are rounded so.
+`search` chooses those of least error (`tir_schedules/cpu/minimum_search.py`; statistics of a matrix's inputs weight the
+error of its columns), `rtn` those that span the group. The largest of a block are 127 steps of its two float16 numbers.
+Minima are fitted to the rounded scales.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from mlcpipe.defaults import RTN
 from mlcpipe.quantization.inputs import Inputs, importance_of
-from mlcpipe.quantization.kept import pack_parts
 from mlcpipe.quantization.limits import check_magnitude
+from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.quantization.search import CHUNK, host_kernel
 from tir_schedules.cpu.minimum_search import minimum_search, nearest_codes

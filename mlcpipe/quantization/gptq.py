@@ -1,10 +1,10 @@
-"""GPTQ (Frantar et al. 2022): columns are rounded one after another, and those that follow make up for what is lost.
+"""GPTQ (Frantar et al. 2022): columns are rounded one after another, and later columns compensate for earlier errors.
 
 Of y = x w^T a row q in the place of w has the mean squared error (w - q) H (w - q)^T, where H is the mean of x^T x.
 With the upper triangular R of H = R R^T that is |(w - q) R|^2, and its element j depends on the columns up to j alone:
 each column is rounded to the level that brings its element nearest to 0. That is what GPTQ does without an inverse of H
-(Chen et al. 2025, "The Geometry of LLM Quantization"). Scales are those of least error of the columns that are to be
-rounded, with what the ones before them left to make up for.
+(Chen et al. 2025, "The Geometry of LLM Quantization"). Scales have the least error for the columns about to be
+rounded, errors of earlier columns included.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from mlcpipe.defaults import SEARCH
 from mlcpipe.quantization import block_search, groups, search, signed_blocks
 from mlcpipe.quantization.inputs import Inputs, importance_of
-from mlcpipe.quantization.kept import pack_parts
 from mlcpipe.quantization.limits import check_magnitude
+from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.scheme import Scheme
 from tir_schedules.cpu.column_rounding import LANES, column_rounding
 
 Array = NDArray[Any]
 
 _DAMPING = 0.01  # of the mean of H's diagonal, added to it
-_FACTORED, _UPDATED = 256, 1024  # columns of a factor at a time, and rows of what it leaves
+_FACTORED, _UPDATED = 256, 1024  # columns of a factor at a time, and rows of the remainder
 _CHUNK = 1 << 23  # elements at a time, of five arrays like them
 
 
 def applies(scheme: Scheme) -> bool:
-    """Whether the numbers of a scheme can be chosen so: with a scale, or a scale and a minimum, that are searched."""
+    """Whether GPTQ can quantize to a scheme: one whose scales, or scales and minima, are searched."""
     return search.searchable(scheme) and not scheme.table and not scheme.zeros
 
 
@@ -58,7 +58,7 @@ def pack(scheme: Scheme, w: Array, name: str, inputs: Inputs) -> dict[str, Array
 
 
 def triangular_factor(inputs: Inputs, padded: int) -> Array:
-    """The upper triangular R of R R^T = H, which is damped, float32[padded, padded]; padding has no part in others."""
+    """The upper triangular R of R R^T = H (damped), float32[padded, padded]; padding does not affect other columns."""
     assert inputs.gram is not None
     k, gram = len(inputs.gram), inputs.gram
     damping = _DAMPING * float(inputs.mean_square.mean()) or 1.0

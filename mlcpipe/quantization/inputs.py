@@ -1,4 +1,4 @@
-"""What is known of the rows that a matrix multiplies, from a calibration text."""
+"""Statistics of the rows that a matrix multiplies, from a calibration text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-_LEAST = 1e-4  # of the mean importance: columns that a short text never uses are not rounded to anything
+_LEAST = 1e-4  # of the mean importance, so that columns which a short text never uses still count
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Inputs:
     rows: Array | None = None
 
     def importance(self) -> Array:
-        """How much an error in each column counts, float32[K], 1 in the mean; all 1 for a matrix that met no row."""
+        """The weight of an error in each column, float32[K], mean 1; all 1 for a matrix without rows."""
         mean = float(self.mean_square.mean())
         if not mean > 0:
             return np.ones_like(self.mean_square)
@@ -44,7 +44,7 @@ class Inputs:
 def importance_of(inputs: Inputs | None, k: int, padded: int, size: int) -> Array:
     """The importance of columns as search kernels take it: float32[padded / size, size]; [1, size] of 1 without inputs.
 
-    Columns from k on are padding, whose numbers are 0: what counts there changes nothing.
+    Columns from k on are padding, whose numbers are 0, so their importance has no effect.
     """
     if inputs is None:
         return np.ones((1, size), np.float32)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.defaults import GPTQ, METHODS, RTN, SEARCH
 from mlcpipe.errors import CheckpointError, UsageError
-from mlcpipe.quantization import block_search, gptq, groups, kept, plain, search, signed_blocks
+from mlcpipe.quantization import block_search, gptq, groups, native_formats, plain, search, signed_blocks
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.scheme import Scheme, check_shapes
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 def method_of(scheme: Scheme, requested: str | None, more: Collection[Scheme] = ()) -> str:
     """The method that a scheme's weights are quantized by: the requested one, or the best.
 
-    `more` are schemes of single matrices. Raises UsageError for one that does not exist, or does nothing for these.
+    `more` are schemes of single matrices. Raises UsageError for an unknown method, or one without effect on these.
     """
     if requested not in (None, *METHODS):
         raise UsageError("unknown method", expected=" or ".join(METHODS), found=requested)
@@ -38,8 +38,8 @@ def pack(
     """Pack w float32[N, K] or [experts, N, K] into the arrays of `shapes`. `name` is for messages.
 
     `method` rtn is MLC-LLM's arithmetic; search finds the scales of least error, where `search.searchable`. `inputs`,
-    those of all rows of w, say in which columns an error counts; gptq needs their `gram`, and is search without.
-    Processes rows in chunks: needs a few MB besides w and the result. A plain scheme in the dtype of w
+    those of all rows of w, weight the error by column; gptq needs their `gram`, and is search without.
+    Processes rows in chunks: needs a few MB in addition to w and the result. A plain scheme in the dtype of w
     returns w itself.
 
     Raises CheckpointError for NaN or infinity, for |w| > 65504 with model_dtype float16, and for an
@@ -80,7 +80,7 @@ def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
     if scheme.bits == 0:
         return first.astype(np.float32)
     flat = {key: a.reshape(-1, a.shape[-1]) for key, a in packed.items()}
-    unpacked = kept.unpack if scheme.kept else groups.unpack
+    unpacked = native_formats.unpack if scheme.kept else groups.unpack
     return unpacked(scheme, flat, k).reshape(*first.shape[:-1], k)
 
 

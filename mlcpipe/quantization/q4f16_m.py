@@ -1,6 +1,6 @@
-"""`q4f16_k` with the matrix of the logits in 6 bits, as GGUF's Q6_K has them: most of what 4 bits lose is lost there.
+"""`q4f16_k` with the logits matrix in 6 bits, as in GGUF's Q6_K: most of the loss of 4 bits comes from that matrix.
 
-Where 256 does not divide its rows, but 32 does, that matrix has 8 bits (Q8_0). The name is not MLC-LLM's.
+If its rows are a multiple of 32 but not of 256, that matrix has 8 bits (Q8_0). The name is not MLC-LLM's.
 """
 
 from __future__ import annotations

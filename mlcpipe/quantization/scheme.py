@@ -39,7 +39,7 @@ class Scheme:
     The format is MLC-LLM's group quantization in NK order (mlc_llm/quantization/group_quantization.py), which
     has no per-row groups.
 
-    A scheme with a `zero` is that of a block format, see `kept.py`: all codes and signs of scales occur. Runs of 32
+    A scheme with a `zero` is a native format (`native_formats.py`): all codes and signs of scales occur. Runs of 32
     codes fill `bits` words in bit planes. With `super_size` a scale of `model_dtype` is for so many columns, and
     `q_sub` int8[N, K / group_size] multiplies it for each group. With `minima` a minimum follows each scale and each
     sub-scale, and is added: (code - zero) * scale * sub + minimum * sub of the minimum. With a `table` of at most 16
@@ -48,8 +48,8 @@ class Scheme:
     with bf16 the upper half of a float32, uint16. With `zeros` each group has its own zero point from 0 to 255, the
     bits of `q_zero` int8[N, K / group_size], and `zero` is 0.
 
-    With `blocks` matrices whose rows are whole blocks are stored in the block format of that name, and the others as
-    this scheme says. With `output` the matrix of the logits is stored in that one.
+    `blocks` names the block format of matrices whose rows are whole blocks; others are stored in this scheme.
+    `output` names that of the logits matrix.
     """
 
     name: str
@@ -99,14 +99,14 @@ class Scheme:
 
     @property
     def zero_point(self) -> int:
-        """The code of 0.0: unless `zero` says another, the largest magnitude too: 3, 7, 127 for 3, 4, 8 bits."""
+        """The code of 0.0: `zero`, or else the largest magnitude of a code: 3, 7, 127 for 3, 4, 8 bits."""
         if self.zero is not None:
             return self.zero
         return (1 << (self.bits - 1)) - 1 if self.bits else 0
 
     @property
     def kept(self) -> bool:
-        """Whether this is a block format, or one of integers, as checkpoints have them."""
+        """Whether this is a native format of checkpoints: a block format, or integers."""
         return self.zero is not None
 
     @property
@@ -116,7 +116,7 @@ class Scheme:
 
     @property
     def blocked(self) -> bool:
-        """Whether it has what MLC's formats lack: bit planes, tables, minima, zero points, sub-scales, large groups."""
+        """Whether MLC's formats cannot hold it: bit planes, tables, minima, zero points, sub-scales, large groups."""
         plain = self.bits in (4, 8) and self.group_size in (0, 32) and not self.scale_format
         return self.kept and (not plain or self.minima or self.zeros or self.super_size > 0 or bool(self.table))
 
@@ -181,7 +181,7 @@ def plain_scheme(dtype: str) -> Scheme:
 
 
 def kv_dtype(name: str) -> str | None:
-    """What the KV cache holds by the name that users give: float32, float16, q8 or q4; None is the scheme's dtype.
+    """The KV cache's dtype by the users' name: float32, float16, q8 or q4; None is the scheme's dtype.
 
     Raises ConfigError for another name.
     """
@@ -193,7 +193,7 @@ def kv_dtype(name: str) -> str | None:
 def load_scheme(name: str) -> Scheme:
     """The `SCHEME` of `mlcpipe/quantization/<name>.py`. Raises ConfigError listing the known names.
 
-    `keep` is float32 for what is not a matrix: each matrix has its own scheme.
+    `keep` is float32 for vectors: each matrix has its own scheme.
     """
     if name == KEEP:
         return Scheme(KEEP, "float32")

@@ -1,9 +1,8 @@
 """Group quantization with the scales of least error: MLC's arrays, other numbers in them.
 
 Where `groups.pack` divides the largest magnitude by the zero point, all 2^bits codes are used here, scales may be
-negative, and each is the one that leaves the least squared error, see `tir_schedules/cpu/scale_search.py`. What is
-known of a matrix's inputs weights the error of its columns. MLC's kernels decode the result as they are:
-(code - zero_point) * scale.
+negative, and each is the one of least squared error, see `tir_schedules/cpu/scale_search.py`. Statistics of a matrix's
+inputs weight the error of its columns. MLC's kernels decode the result unchanged: (code - zero_point) * scale.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CHUNK = 1 << 22  # elements at a time: 16 MiB of float32
 
 
 def searchable(scheme: Scheme) -> bool:
-    """Whether a search applies: to 4 bits at most, in block formats 6. 8-bit kernels do not take the highest code."""
+    """Whether a search applies: up to 4 bits, in block formats 6. 8-bit kernels do not accept the highest code."""
     return 0 < scheme.bits <= (6 if scheme.kept else 4) and scheme.group_size > 0
 
 
@@ -56,7 +55,7 @@ def pack(scheme: Scheme, w: Array, name: str, inputs: Inputs | None = None) -> d
 
 
 def search_scales(scheme: Scheme, x: Array, importance: Array) -> tuple[Array, Array]:
-    """Words and scales of x float32[groups, group size], with the importance float32[c, group size] of columns."""
+    """Words and scales of x float32[groups, group size]; `importance` float32[c, group size] weights columns."""
     words = np.zeros((len(x), scheme.group_size // scheme.codes_per_word), np.uint32)
     scales = np.zeros(len(x), scheme.model_dtype)
     arrays = [tvm.runtime.tensor(array) for array in (x, importance, words, scales)]

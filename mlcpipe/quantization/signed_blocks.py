@@ -1,9 +1,8 @@
 """Quantization to block formats without a minimum, such as Q6_K and Q8_0: each group has one scale, of either sign.
 
-It is the one of least error (`search`, see `tir_schedules/cpu/scale_search.py`; what is known of a matrix's inputs
-weights the error of its columns) or gives the number of largest
-magnitude the lowest code (`rtn`). With 8 bits codes stay within -127 .. 127, as kernels need it. Where scales are in
-bytes, the largest of a block is 127 steps of its float16 number.
+`search` chooses the scale of least error (`tir_schedules/cpu/scale_search.py`; statistics of a matrix's inputs weight
+the error of its columns), `rtn` the one that gives the number of largest magnitude the lowest code. With 8 bits codes
+stay within -127 .. 127, as kernels require. If scales are bytes, a block's largest is 127 steps of its float16 number.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from numpy.typing import NDArray
 from mlcpipe.defaults import RTN
 from mlcpipe.quantization.block_search import in_steps, nearest
 from mlcpipe.quantization.inputs import Inputs, importance_of
-from mlcpipe.quantization.kept import pack_parts
 from mlcpipe.quantization.limits import check_magnitude
+from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.quantization.search import CHUNK, host_kernel
 from tir_schedules.cpu.scale_search import Levels, scale_search
 
 Array = NDArray[Any]
 
-_CODES_PER_WORD = 2  # of the search, whose codes are not used: any number that divides a group
+_CODES_PER_WORD = 2  # of the search, whose codes are not used: any divisor of a group
 
 
 def pack(scheme: Scheme, w: Array, name: str, method: str, inputs: Inputs | None = None) -> dict[str, Array]:
@@ -73,7 +72,7 @@ def _spanning(scheme: Scheme, x: Array) -> Array:
 
 
 def _best_scales(scheme: Scheme, x: Array, importance: Array) -> Array:
-    """Scales float32[groups] of least error: those of the kernel, which has a positive level more, negated."""
+    """Scales float32[groups] of least error: the kernel's, negated, as it has one more positive level."""
     found = [tvm.runtime.tensor(np.zeros(shape, dtype)) for shape, dtype in (
         ((len(x), scheme.group_size // _CODES_PER_WORD), "uint32"), (len(x), "float32"),
     )]  # fmt: skip

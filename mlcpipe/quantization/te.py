@@ -9,8 +9,8 @@ import numpy as np
 from tvm import te, tirx
 
 from mlcpipe.errors import CompileError
-from mlcpipe.quantization.kept import RUN
 from mlcpipe.quantization.layout import Layout
+from mlcpipe.quantization.native_formats import RUN
 from mlcpipe.quantization.scheme import Scheme
 from tir_schedules.bit_planes import PLANES
 
@@ -94,7 +94,7 @@ def _block_element(
 def _scale(
     scheme: Scheme, layout: Layout, scale: te.Tensor, lead: Sequence[Index], row: Index, column: Index
 ) -> tirx.PrimExpr:
-    """An element of `q_scale` in float32, as `kept.scale_values` has it."""
+    """An element of `q_scale` in float32, as `native_formats.scale_values` has it."""
     if not scheme.scale_format:
         return _stored(layout, scheme, scale, lead, row, column).astype("float32") * _float(scheme.unit)
     if scheme.scale_format == "bf16":
@@ -123,7 +123,7 @@ def _level(table: tuple[int, ...], code: tirx.PrimExpr) -> tirx.PrimExpr:
 def _plane_code(
     scheme: Scheme, layout: Layout, weight: te.Tensor, lead: Sequence[Index], n: Index, k: Index
 ) -> tirx.PrimExpr:
-    """The code of column k, int32, from its bit planes: see `kept.py`."""
+    """The code of column k, int32, from its bit planes: see `native_formats.py`."""
     e, code, first, base = k % RUN, tirx.const(0, "uint32"), 0, 0
     t, j = e // 8 * 2 + e % 2, e // 2 % 4
     for plane in PLANES[scheme.bits]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from array import array
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager, nullcontext
@@ -16,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle.memory import one_sequence
-from mlcpipe.bundle.states import first_page, windows_of
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import UsageError
@@ -25,10 +23,12 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.not_finite import compute_error, of_states
 from mlcpipe.runtime.sampler import Row, Sampler
 from mlcpipe.runtime.serving.adapters import read_packed
+from mlcpipe.runtime.serving.core import pool_of
 from mlcpipe.runtime.serving.executor import Executor, Forward
+from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.sequence import Request, Sequence
 from mlcpipe.runtime.serving.step import FewRows, ManyRows
-from mlcpipe.runtime.slot_history import SlotHistory
+from tir_schedules.step_layout import PAGE
 
 # Of the logits that one call gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
 _LOGITS_BYTES = 64 << 20
@@ -61,12 +61,10 @@ class LoadedModel:
         if packed is not None and self._executor.adapters is not None:
             with self._device.errors():
                 loaded = self._executor.adapters.load(packed)
-        tables = [array("i", range(pages)) for pages in units.pages]
-        self._sequence = Sequence(0, Request((0,), 1, adapter=loaded), tables, [0] * len(tables))
-        self._slots = SlotHistory(units.slots)
+        self._units, self._adapter = units, loaded
+        self.reset()
         self._sampler, self._recorder = Sampler(bundle), self._device.step_recorder()
         weakref.finalize(self, self._recorder.close)
-        self._rope = 0  # what `_rope_of` gave for the prompt in the pages
         self._logits: Any = None
 
     def release(self) -> None:
@@ -104,14 +102,11 @@ class LoadedModel:
         return self._sequence.tokens[: self.length]
 
     def reset(self) -> None:
-        """Forget the sequence."""
-        self.rollback(0)
-
-    def rollback(self, length: int) -> None:
-        """Forget the tokens from this position on."""
+        """Forget the sequence, and those before."""
         self.revision += 1
-        self._sequence.computed = length
-        self._slots.forget_after(length)
+        self._pool = pool_of(self.bundle.manifest, self._units)
+        self._tree = PrefixTree(self._pool, self._info.recompute_above, self._info.rope_above)
+        self._sequence, self._interrupted = self._begun([0]), False
 
     @property
     def prompt_tokens(self) -> int:
@@ -120,7 +115,6 @@ class LoadedModel:
 
     def saved_states(self) -> Iterator[NDArray[np.int8]]:
         """Copies int8[n, unit_bytes] of the units of each state that go on from here; places of no token are 0."""
-        self._sequence.slot = self._slots.of(self.length)
         for index, state in enumerate(self.bundle.manifest.states if self.length else ()):
             with self._device.errors():
                 used = self._executor.read_units(index, self._executor.ids(index, self._sequence))
@@ -130,21 +124,23 @@ class LoadedModel:
     def restore(self, saved: SavedChat) -> None:
         """Make a checked chat the sequence. Where a device fails, the sequence is empty."""
         self.reset()
-        self._begin(saved.tokens)
+        if not saved.tokens:
+            return
         end = len(saved.tokens)
-        self._sequence.computed, (_, self._sequence.slot) = end, self._slots.write(0)
+        self._sequence = sequence = self._begun(saved.tokens)
+        self._pool.slide(sequence, end)
+        self._tree.reserve(sequence, end)
+        self._pool.advance(sequence, end)
+        sequence.few_from = saved.prompt_tokens
         try:
             for index, units in enumerate(saved.states):
                 with self._device.errors():
-                    self._executor.write_units(index, self._executor.ids(index, self._sequence), units)
+                    self._executor.write_units(index, self._executor.ids(index, sequence), units)
         except BaseException:
             self.reset()
             raise
-        self._slots.written(end, self._sequence.slot)
-        windows = windows_of(self.bundle.manifest.states)
-        self._sequence.kept_from = [first_page(window, end) for window in windows]
-        self._sequence.few_from = saved.prompt_tokens
-        self._rope = self._rope_of(saved.prompt_tokens)
+        self._tree.add(sequence)
+        self._tree.checkpoint(sequence)
 
     def prefill(self, tokens: Many[int], row: Row | None, dropped: int = 0) -> int:
         """Make `tokens` the sequence, computing only what the cache lacks -> the next token, drawn as `row` says.
@@ -155,28 +151,27 @@ class LoadedModel:
         layer, where the logits are not finite.
         """
         self.check_fits(len(tokens))
-        shared = self.reusable(tokens)
-        ids = self.token_ids(tokens[shared:]).tolist()
-        self._rope = self._rope_of(len(tokens))
-        self.rollback(shared)
-        self._begin([*self._sequence.tokens[:shared], *ids])
-        self._sequence.dropped = dropped
-        if shared and len(ids) == 1:
-            return self._step(ids[0], row)
-        cut = self._slots.cut(shared, len(tokens)) - shared
-        *chunks, last = [*_split(ids[:cut], self._info.prefill_chunk), *_split(ids[cut:], self._info.prefill_chunk)]
-        self._slots.keep(shared)
+        ids = self.token_ids(tokens).tolist()
+        self.revision += 1
+        with self._accounts():
+            self._sequence, previous = self._begun(ids), self._sequence
+            self._sequence.dropped = dropped
+            self._continue(previous)
+        shared, end = self.length, len(ids)
+        if shared and end - shared == 1:
+            return self._step(ids[-1], row)
+        cut = self._tree.checkpoint_before(shared, end)
+        *chunks, last = [
+            *_split(ids[shared:cut], self._info.prefill_chunk),
+            *_split(ids[cut:], self._info.prefill_chunk),
+        ]
         for chunk in chunks:
             self._append(len(chunk), partial(self._many, chunk))
-        self._slots.keep(shared + cut)
-        token = self._append_and_sample(len(last), partial(self._many, last, draws=True), row)
-        self._slots.keep(self.length)
-        return token
+        return self._append_and_sample(len(last), partial(self._many, last, draws=True), row)
 
     def step(self, token: int, row: Row | None) -> int:
         """Append one token of the vocabulary -> the next one. Raises what `prefill` raises."""
-        length = self.length
-        if not length or length == self._info.recompute_above or self._slots.usable(length) < length:
+        if not self.length or self.length == self._info.recompute_above:
             return self.prefill([*self.tokens, token], row, self._sequence.dropped)
         self.check_fits(self.length + 1)
         return self._step(token, row)
@@ -207,7 +202,7 @@ class LoadedModel:
         self.check_fits(len(tokens))
         ids = self.token_ids(tokens).tolist()
         self.reset()
-        self._begin(ids)
+        self._sequence = self._begun(ids)
         try:
             for chunk in _split(ids[:begin], self._info.prefill_chunk):
                 self._append(len(chunk), partial(self._many, chunk))
@@ -218,21 +213,30 @@ class LoadedModel:
             tvm_runtime.release_pools()  # which would keep logits of every number of tokens
 
     def reusable(self, tokens: Many[int]) -> int:
-        """How many tokens at the start of `tokens` the cache holds; never all, as the last one gives the logits."""
-        limit, long = self._info.recompute_above, max(self.length, self.prompt_tokens)
-        if limit is not None and (len(tokens) > limit) != (long > limit):
-            return 0  # RoPE's frequencies are others on the other side of the limit
-        if self._rope_of(len(tokens)) != self._rope:
-            return 0
-        shared = self._slots.usable(max(0, min(_common_prefix(self.tokens, list(tokens)), len(tokens) - 1)))
-        windows = windows_of(self.bundle.manifest.states)
-        there = all(first_page(each, shared) >= kept for each, kept in zip(windows, self._sequence.kept_from))
-        return shared if there else 0  # a restored chat has no more of a window than what follows it sees
+        """How many tokens at the start of `tokens` are known; never all, as the last one gives the logits."""
+        sequence = self._begun(list(tokens))
+        own = self._shared_with(self._sequence, sequence)
+        return max(own, len(self._tree.match(sequence)) * PAGE)
 
-    def _rope_of(self, length: int) -> int:
-        """The length that dynamic RoPE's frequencies follow in a prompt of so many tokens; 0 where they are fixed."""
-        above = self._info.rope_above
-        return 0 if above is None else max(length, above)
+    def _shared_with(self, previous: Sequence, sequence: Sequence) -> int:
+        """Tokens that a sequence could take over from the one before it, to the token."""
+        if self._tree.family(previous) != self._tree.family(sequence):
+            return 0
+        most = min(previous.computed, len(sequence.tokens) - 1)
+        shared = _common_prefix(previous.tokens[:most], sequence.tokens[:most])
+        return shared if self._tree.can_go_back(previous, shared) else 0
+
+    def _continue(self, previous: Sequence) -> None:
+        """Start with what the sequence before has, or with pages that are found."""
+        sequence = self._sequence
+        shared = self._shared_with(previous, sequence)
+        if shared < len(self._tree.match(sequence)) * PAGE or not shared:
+            self._pool.release(previous)
+            self._tree.take(sequence)
+            return
+        self._tree.go_back(previous, shared)
+        self._pool.fork(previous, sequence)
+        self._pool.release(previous)
 
     def check_fits(self, count: int) -> None:
         """Raises UsageError when the context has no room for `count` tokens."""
@@ -258,9 +262,9 @@ class LoadedModel:
             raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab - 1}", found=_summary(ids))
         return ids.astype(np.int32)
 
-    def _begin(self, tokens: list[int]) -> None:
-        """Make `tokens` the prompt, of which the first `length` are computed."""
-        self._sequence.tokens, self._sequence.few_from = tokens, len(tokens)
+    def _begun(self, tokens: list[int]) -> Sequence:
+        """A sequence with this prompt, of which nothing is computed."""
+        return self._pool.sequence(0, Request(tuple(tokens), 1, adapter=self._adapter, redraws=True))
 
     def _many(self, chunk: list[int], *, draws: bool = False, all_rows: bool = False) -> Forward:
         """The forward of the next tokens of the prompt."""
@@ -289,8 +293,9 @@ class LoadedModel:
         token = int(self._read(sampled)[0])
         if token < 0:
             states, self._sequence.tokens = self.bundle.manifest.states, self.tokens
+            error = compute_error(self.bundle, lambda: of_states(states, self._executor, self._sequence))
             self.reset()  # nothing to build on
-            raise compute_error(self.bundle, lambda: of_states(states, self._executor, self._sequence))
+            raise error
         row.accept(token)
         return token
 
@@ -301,14 +306,30 @@ class LoadedModel:
         """
         self.revision += 1
         sequence = self._sequence
-        sequence.slot, sequence.next_slot = self._slots.write(self.length)
+        with self._accounts(), self._device.errors():
+            if not self._tree.reserve(sequence, count):
+                raise AssertionError("there are pages for the whole context")
+            self._executor.copy_pages(self._pool.take_copies())
         forward = prepare()
         watch = interruptible(self.bundle.library.module, count) if forward.key is None else nullcontext()
         with self._device.errors(), watch:
             result = self._recorder.run(forward.launch, forward.key)
-        sequence.computed += count
-        self._slots.written(sequence.computed, sequence.next_slot)
+        with self._accounts():
+            self._pool.advance(sequence, count)
+            if sequence.computed // PAGE > sequence.shared:
+                self._tree.add(sequence)
+                self._tree.checkpoint(sequence)
+            self._pool.slide(sequence)
         return result
+
+    @contextmanager
+    def _accounts(self) -> Iterator[None]:
+        """Inside, Ctrl-C may leave accounts of pages that do not add up; then nothing is known any more."""
+        if self._interrupted:
+            self.reset()
+        self._interrupted = True
+        yield
+        self._interrupted = False
 
     def _read(self, tensor: Any) -> NDArray[Any]:
         """The numbers of a tensor of the device, once they are computed, valid until the next call."""

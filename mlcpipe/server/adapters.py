@@ -23,7 +23,7 @@ router = APIRouter()
 
 
 class LoadBody(Body):
-    """The name that requests choose the adapter by, and its folder on the server's machine."""
+    """The adapter's name in requests, and its folder on the server's machine."""
 
     lora_name: str
     lora_path: str
@@ -37,7 +37,7 @@ class UnloadBody(Body):
 
 @router.post("/v1/load_lora_adapter", openapi_extra=body_schema(LoadBody))
 async def load(request: Request, body: Annotated[LoadBody, Depends(parsed(LoadBody))]) -> PlainTextResponse:
-    """Have requests choose an adapter by the name of its model."""
+    """Load an adapter, which requests then choose as their model."""
     service, name = _service(request), body.lora_name
     try:
         service.engine.check_adapters()
@@ -59,7 +59,7 @@ async def load(request: Request, body: Annotated[LoadBody, Depends(parsed(LoadBo
 
 @router.post("/v1/unload_lora_adapter", openapi_extra=body_schema(UnloadBody))
 async def unload(request: Request, body: Annotated[UnloadBody, Depends(parsed(UnloadBody))]) -> PlainTextResponse:
-    """Refuse new requests for an adapter; those under way end with it."""
+    """Unload an adapter: refuse new requests; running ones finish with it."""
     service, name = _service(request), body.lora_name
     adapter = service.adapters.pop(name, None)
     if adapter is None:
@@ -69,7 +69,7 @@ async def unload(request: Request, body: Annotated[UnloadBody, Depends(parsed(Un
 
 
 def _folder(path: str, allowed: Collection[Path] | None) -> Path:
-    """The folder of an adapter. Raises ApiError, the same for all that is none: clients learn of no other files."""
+    """The folder of an adapter. Raises the same ApiError for anything else, so clients learn of no other files."""
     given = local_path(path)
     with suppress(OSError, ValueError):
         folder = Path(os.path.realpath(given or "/"))
@@ -80,7 +80,7 @@ def _folder(path: str, allowed: Collection[Path] | None) -> Path:
 
 
 def _service(request: Request) -> Service:
-    """The service, for servers whose clients have a key: the path of a folder is not for everybody to try."""
+    """The service, on servers with API keys only: not everybody may probe paths."""
     if not request.app.state.rules.keys:
         raise ApiError(403, "adapters are loaded by clients with a key alone: start the server with --api-key")
     service: Service = request.app.state.service

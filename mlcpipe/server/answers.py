@@ -1,4 +1,4 @@
-"""The answers to one HTTP request: tokens come from the engine, text, reasoning, calls and log-probabilities go out."""
+"""The answers to one HTTP request: turns the engine's tokens into text, reasoning, calls and log-probabilities."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from mlcpipe.server.metrics import RequestTimer
 from mlcpipe.server.reasoning import ReasoningSplitter
 from mlcpipe.server.tool_formats.style import CallPiece, Thought, Tool, ToolFormat
 
-LOWEST_LOGPROB = -9999.0  # as OpenAI: of what a grammar forbids; JSON has no infinity
-MAX_PENDING = 4096  # tokens that a reader may be behind
+LOWEST_LOGPROB = -9999.0  # as OpenAI: for tokens that a grammar forbids; JSON has no infinity
+MAX_PENDING = 4096  # tokens by which a reader may lag behind
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How an answer's tokens are read.
+    """How to parse an answer.
 
     stops     strings that end it
-    continues whether it continues a text, whose space before the first word counts
+    continues whether it continues a text, keeping the space before the first word
     thinking  whether it begins with reasoning, or may
-    style     of calls, with the tools that may be called; None reads everything as text
+    style     of calls, with the callable tools; None reads everything as text
     shown     control tokens that the style reads
-    one_call  whether a second call is dropped
+    one_call  whether to drop a second call
     """
 
     stops: Sequence[str] = ()
@@ -47,7 +47,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one answer; the last one has `finish`: stop, length or tool_calls."""
+    """A part of one answer; the last one has `finish`: stop, length or tool_calls."""
 
     index: int
     text: str = ""
@@ -59,16 +59,16 @@ class Delta:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether it has no content."""
         return not (self.text or self.reasoning or self.calls or self.logprobs or self.finish)
 
 
 @dataclass
 class Usage:
-    """Counts of tokens; `cached` of the prompt were not computed again, `reasoning` of the answer are reasoning.
+    """Token counts: `cached` of the prompt from the prefix cache, `reasoning` within the answer.
 
-    `predicted`: of a client's prediction, those that stand in the answer, and those that were checked and do not.
-    `dropped`: of prompt and answers, those that shifted contexts lost; None where contexts are not shifted.
+    `predicted`: of a client's prediction, the accepted and the rejected tokens. `dropped`: tokens of prompt and answers
+    lost to context shifts; None if contexts are not shifted.
     """
 
     prompt: int = 0
@@ -80,12 +80,12 @@ class Usage:
 
     @property
     def dropped_json(self) -> dict[str, int]:
-        """What is said besides where contexts shift."""
+        """Extra fields of servers that shift contexts."""
         return {} if self.dropped is None else {"dropped_tokens": self.dropped}
 
 
 class Waker:
-    """Carries news from the engine's thread to the loop's: one call for all that happened meanwhile."""
+    """Wakes the loop's thread from the engine's: one call for all events since the last."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -98,7 +98,7 @@ class Waker:
             scheduled = bool(self._streams)
             self._streams += streams
         if not scheduled:
-            with suppress(RuntimeError):  # the loop has ended
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._run)
 
     def _run(self) -> None:
@@ -117,14 +117,14 @@ class DeltaSource(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Cancel what is not finished."""
+        """Cancel unfinished answers."""
 
     @abstractmethod
     def deltas(self) -> AsyncIterator[Delta]:
-        """What comes, until all answers are finished. Raises ApiError where one fails."""
+        """The deltas until all answers are finished. Raises ApiError if one fails."""
 
     async def whole(self) -> list[Answer]:
-        """The answers, once all are finished. Raises ApiError where one fails."""
+        """The answers, once all are finished. Raises ApiError if one fails."""
         answers = [Answer() for _ in range(self.count)]
         async for delta in self.deltas():
             answers[delta.index].add(delta)
@@ -132,7 +132,7 @@ class DeltaSource(ABC):
 
 
 class Answers(DeltaSource):
-    """Answers that an engine gives."""
+    """Answers of an engine."""
 
     def __init__(self, engine: ServingEngine, waker: Waker, tokenizer: Tokenizer) -> None:
         super().__init__(Usage(dropped=0 if engine.context_shift else None), 0)
@@ -146,7 +146,7 @@ class Answers(DeltaSource):
     def submit(self, request: Request, reading: Reading, timer: RequestTimer) -> None:
         """Ask for one more answer. Raises what the engine's `submit` raises."""
         stream = self._engine.submit(request, self._waker.wake)
-        stream.listener = self._wake  # the loop, which runs this, has not read it yet
+        stream.listener = self._wake  # not read yet by the loop, which runs this
         first = not self._choices or self._choices[-1].stream.request.tokens is not request.tokens
         self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self.usage, first))
         self.count += 1
@@ -154,7 +154,7 @@ class Answers(DeltaSource):
             self.usage.prompt += len(request.tokens)
 
     def close(self) -> None:
-        """Cancel what is not finished."""
+        """Cancel unfinished answers."""
         for choice in self._choices:
             if not choice.ended:
                 self._engine.cancel(choice.stream.id)
@@ -192,7 +192,7 @@ class Answer:
     stop_string: str | None = None
 
     def add(self, delta: Delta) -> None:
-        """Append what is new."""
+        """Append a delta."""
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
@@ -207,7 +207,7 @@ class Answer:
 
 
 class _Choice:
-    """One answer while it comes. `finished`: nothing more is told; `ended`: the engine is done with it."""
+    """One streaming answer. `finished`: its last delta was sent; `ended`: the engine is done with it."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Choice:
         self.stream = stream
         self.finished = self.ended = False
         self._index, self._tokenizer, self._timer, self._usage = index, tokenizer, timer, usage
-        self._counts_cached = first  # of the answers to one prompt, the first tells what was there
+        self._counts_cached = first  # of the answers to one prompt, the first reports cached tokens
         self._one_call = reading.one_call
         stop_ids = stream.request.stop_ids
         self._text = TextStream(tokenizer, reading.stops, stop_ids, continues=reading.continues, shown=reading.shown)
@@ -233,7 +233,7 @@ class _Choice:
         self._called = False
 
     def take(self) -> list[Delta]:
-        """What the engine has told since."""
+        """The engine's outputs since the last call."""
         return [delta for event in self.stream.take() if (delta := self._delta(event)) is not None]
 
     def _delta(self, event: TokenEvent) -> Delta | None:

@@ -33,7 +33,7 @@ EMBEDDING_APIS = (embeddings, models, health)
 
 
 def create_app(rules: Rules = Rules(), page: Path | None = None, *, embeds: bool = False) -> tuple[FastAPI, Guard]:
-    """The application, and the guard around it, which is what a server runs; `page` is the folder of the built page.
+    """The application, and the guard around it, which the server runs; `page` is the folder of the built page.
     A model that `embeds` texts has other paths, and no page.
 
     `app.state.service` is None until the model is loaded; until then requests get 503.

@@ -1,4 +1,4 @@
-"""An answer as blocks that follow each other, as the newer APIs write it: reasoning, text, calls."""
+"""An answer as a sequence of blocks, as in the newer APIs: reasoning, text, calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass
 class Block:
-    """One block; `text` grows. Of a call, `text` is the arguments."""
+    """One block with its growing `text`; for a call, the arguments."""
 
     index: int
     kind: Kind
@@ -24,7 +24,7 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockEvent:
-    """A block begins, goes on with `text`, or ends."""
+    """A block starts, continues with `text`, or ends."""
 
     what: Literal["start", "delta", "stop"]
     block: Block
@@ -33,14 +33,14 @@ class BlockEvent:
 
 @dataclass
 class Blocks:
-    """Makes blocks of one answer. `made` are all that began; `last` is how the answer ended."""
+    """Makes blocks of one answer. `made` are all started blocks; `last` is the answer's last delta."""
 
     made: list[Block] = field(default_factory=list)
     last: Delta | None = None
     _open: Block | None = None
 
     async def events(self, answers: Answers) -> AsyncIterator[BlockEvent]:
-        """What happens to the blocks. Raises ApiError."""
+        """The events of the blocks. Raises ApiError."""
         async for delta in answers.deltas():
             for event in self._add(delta):
                 yield event

@@ -1,4 +1,4 @@
-"""Fields that several APIs share, and how a request's bytes become a checked body."""
+"""Fields that several APIs share, and parsing of a request's body."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_IDS = 1 << 20  # values of a body that may have lists of token ids
 
 
 def _shorten(schema: Any, most: int) -> None:
-    """Have all lists of a core schema stop at their first wrong item, and after so many."""
+    """Make all lists of a core schema fail at their first wrong item, and limit their length."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -48,7 +48,7 @@ def _shorten(schema: Any, most: int) -> None:
 
 
 def _numbers(biases: Any) -> Any:
-    """Stop at the first wrong item of a mapping, which pydantic cannot."""
+    """Fail at the first wrong item of a mapping, which pydantic cannot do."""
     if isinstance(biases, dict):
         if len(biases) > MAX_BIASES:
             raise ValueError(f"expected at most {MAX_BIASES} tokens")
@@ -58,9 +58,9 @@ def _numbers(biases: Any) -> Any:
 
 
 class Body(BaseModel):
-    """A JSON object whose known fields have exactly their types; others are kept in `model_extra`, to be counted.
+    """A JSON object with strictly typed known fields; `model_extra` keeps the others for counting.
 
-    The first wrong item of a list ends the check, and a list is short: an error takes much more memory than an item.
+    The first wrong item of a list ends the check, and lists are short: an error takes much more memory than an item.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
@@ -76,12 +76,12 @@ class Body(BaseModel):
 
     @property
     def nbytes(self) -> int:
-        """Length of the JSON."""
+        """The length of the JSON."""
         return self._nbytes
 
     @property
     def namespace(self) -> str:
-        """Requests of one namespace share computed prompts; "" is that of all who name none."""
+        """Requests of one namespace share computed prompts; "" is the default one."""
         return namespace_of(self._owner, getattr(self, "cache_salt", None) or "")
 
 
@@ -104,7 +104,7 @@ class StructuredOutputs(Body):
 
 
 class SamplingFields(Body):
-    """How tokens are drawn and when an answer ends, as all APIs name it."""
+    """Sampling and stopping, as all APIs name them."""
 
     model: str | None = None
     stream: bool | None = None
@@ -127,8 +127,8 @@ class SamplingFields(Body):
     ignore_eos: bool | None = None
     cache_salt: str | None = None
     timeout: float | None = Field(None, gt=0)
-    deterministic: bool | None = None  # reuse keys and values of prompts only; nothing else makes a difference
-    # As other servers name what is above.
+    deterministic: bool | None = None  # only reuse keys and values of prefill, for equal results
+    # Other servers' names of the fields above.
     repeat_penalty: float | None = None
     json_schema: dict[str, Any] | str | None = None
     ebnf: str | None = None
@@ -147,13 +147,13 @@ class SamplingFields(Body):
 
 
 class StreamOptions(Body):
-    """What a stream has besides."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class CompletionFields(SamplingFields):
-    """What chat and completions name alike, and the newer APIs otherwise."""
+    """Fields with one name in chat and completions, and another in the newer APIs."""
 
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
@@ -186,25 +186,25 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")  # where others have it
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")  # other servers' place for it
 
 
 class EndingFields(Body):
-    """How the prompt of a conversation ends."""
+    """The end of a conversation's prompt."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
 class TextPart(Body):
-    """A part of a text that comes in parts."""
+    """One part of a text in parts."""
 
     type: Literal["text"]
     text: str
 
 
 class Prediction(Body):
-    """What the answer may be: it makes it faster where it is right, and changes nothing."""
+    """A guess of the answer, which only makes it faster where it is right."""
 
     type: Literal["content"]
     content: str | list[TextPart]
@@ -216,13 +216,13 @@ class Prediction(Body):
 
 
 def owner_of(request: Request) -> str:
-    """Whose computed prompts a request may share, as the guard says."""
+    """The namespace of computed prompts that the guard allows a request."""
     owner: str = getattr(request.state, "owner", "")
     return owner
 
 
 def parsed(model: type[_B]) -> Callable[[Request], Coroutine[Any, Any, _B]]:
-    """A dependency that reads a request's body. Raises ApiError for one that is no JSON, or of another form."""
+    """A dependency that reads a request's body. Raises ApiError for a body that is no JSON, or malformed."""
 
     async def read(request: Request) -> _B:
         data, service = await request.body(), request.app.state.service
@@ -249,7 +249,7 @@ def _read(model: type[_B], data: bytes) -> _B:
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """What the API's description says of a body."""
+    """The schema of a body for the API's description."""
     schema = model.model_json_schema(ref_template=f"#/components/schemas/{model.__name__}/$defs/{{model}}")
     schema.pop("$defs", None)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -54,7 +54,7 @@ class ChatBody(CompletionFields, EndingFields):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
-    # What OpenAI stores or bills.
+    # Fields about storage or billing at OpenAI.
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     # Refused by name.
@@ -92,7 +92,7 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
 async def _answers(
     service: Service, request: Request, body: ChatBody, conversation: Conversation
 ) -> tuple[DeltaSource, dict[str, str]]:
-    """Answers, kept ones where there is a cache that has them, and what a header says of it."""
+    """Answers, cached ones if a semantic cache has them, and the header that says so."""
     cache = service.semantic_cache
     adapter, question = service.adapter_of(body.model), None
     if cache is not None:
@@ -211,7 +211,7 @@ def _token(one: TokenLogprob) -> dict[str, Any]:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Usage as OpenAI writes it; tokens of a prediction where there was one, and dropped ones where contexts shift."""
+    """Usage in OpenAI's form, with tokens of a prediction and tokens dropped by context shifts, if any."""
     predicted = {}
     if usage.predicted is not None:
         right, wrong = usage.predicted

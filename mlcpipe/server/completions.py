@@ -72,7 +72,7 @@ async def complete(
 
 
 async def _begin(service: Service, body: CompletionBody) -> tuple[Answers, list[str]]:
-    """Ask for all answers; with `echo`, what each of them begins with. Raises ApiError."""
+    """Request all answers; with `echo`, also the text that each begins with. Raises ApiError."""
     service.check(body)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
@@ -94,7 +94,7 @@ async def _begin(service: Service, body: CompletionBody) -> tuple[Answers, list[
         return asked, heads, service.source(body, body.response_format, "none")
 
     asked, heads, source = await service.apart(prepare, body.nbytes)
-    # One grammar, whose time all answers share.
+    # One grammar, so that all answers share its time limit.
     grammar = (await service.constrained(asked[0], source)).grammar
     requests = []
     for one in asked:
@@ -142,7 +142,7 @@ def _choice(index: int, text: str, logprobs: object, finish: str | None) -> dict
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:
-    """As the legacy API writes them: lists side by side; `offset` characters are before."""
+    """In the legacy API's form: parallel lists; `offset` is the number of characters before."""
     if not tokens:
         return None
     offsets = []

@@ -1,8 +1,7 @@
-"""Connections of clients: heads are read strictly, each part of a request comes in time, and there are only so many.
+"""Client connections: strict parsing of heads, time limits for each part of a request, and a limit on their number.
 
 At the limit, a new connection replaces the one that has sent nothing complete for the longest, else the one that has
-not read for the longest. So those who send or read slowly, or not at all, hold up nobody; a new
-one is refused where all others wait for answers.
+not read for the longest. So slow clients block nobody; a new one is refused if all others wait for answers.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from mlcpipe.server.guard import READ_S, is_loopback
 from mlcpipe.server.sse import SLOW_READER_S
 
 MOST = 4096  # connections
-_LINGER_S = 2.0  # for a client to read a refusal, before the system forgets it because of what else comes
+_LINGER_S = 2.0  # for a client to read a refusal, before the system drops it for later connections
 _MOST_LINGERING = 32
 ACCEPTED_AT_ONCE = 16
-_TURNS = 4  # of the loop from accepting a connection until the one that it replaces is closed
-_OWN_FILES = 64  # descriptors for what else is open
-_READ_BYTES = 16 << 10  # of a connection at a time: what is read in one go holds up the others
-_MOST_CHUNKS = 1 << 18  # of a body, as it has values
+_TURNS = 4  # turns of the loop from accepting a connection until the replaced one is closed
+_OWN_FILES = 64  # descriptors for other open files
+_READ_BYTES = 16 << 10  # per read of a connection: a long one delays the others
+_MOST_CHUNKS = 1 << 18  # per body, like its values
 _NOT_STRICT = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # a line ended by LF alone, a folded line
 
 
 def most_connections() -> int:
-    """How many connections there may be, beside those that are refused: the process has descriptors for them."""
+    """The most connections, not counting refused ones, for the process's file descriptors."""
     if sys.platform == "win32":
         return MOST
     import resource
@@ -50,8 +49,8 @@ def most_connections() -> int:
 
 
 def _network(host: str) -> str:
-    """The address of another machine, of IPv6 its network of 64 bits, which one client may have alone; "" for this
-    machine, whose proxy speaks for many.
+    """The address of another machine, for IPv6 its /64 network, which one client may own; "" for this machine, as its
+    proxy speaks for many.
     """
     address = ipaddress.ip_address(host.partition("%")[0])
     if is_loopback(host):
@@ -61,20 +60,20 @@ def _network(host: str) -> str:
 
 
 def _check_lines(data: bytes) -> None:
-    """Raises RemoteProtocolError for lines, up to an empty one, that do not end with CR LF, or go on in the next."""
+    """Raises RemoteProtocolError for lines before the first empty one that do not end with CR LF, or are folded."""
     lines, mark, _ = data.partition(b"\r\n\r\n")
     if _NOT_STRICT.search(lines + mark):
         raise h11.RemoteProtocolError("a line does not end with CR LF, or is folded")
 
 
 class _StrictChunks(ChunkedReader):
-    """Refuses trailers as `_StrictReader` refuses heads, and bodies in very many chunks, each of which takes time."""
+    """Refuses trailers as `_StrictReader` does heads, and bodies in too many chunks, as each takes time."""
 
     chunks = 0
 
     def __call__(self, buf: Any) -> Any:
         if self._reading_trailer:
-            _check_lines(b"\r\n" + bytes(buf))  # behind the line of the last chunk
+            _check_lines(b"\r\n" + bytes(buf))  # after the line of the last chunk
         event = super().__call__(buf)
         self.chunks += isinstance(event, h11.Data) and event.chunk_start
         if self.chunks > _MOST_CHUNKS:
@@ -83,9 +82,7 @@ class _StrictChunks(ChunkedReader):
 
 
 class _StrictReader(h11.Connection):
-    """Refuses what proxies may read otherwise (RFC 9112, 2.2, 5.2, 6.1 and 7.1), so that nobody hides a second
-    request.
-    """
+    """Refuses heads that proxies may read differently (RFC 9112, 2.2, 5.2, 6.1 and 7.1), against request smuggling."""
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
@@ -101,9 +98,9 @@ class _StrictReader(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """One connection, of at most `most`, and half as many of one address of another machine.
+    """One connection; at most `most` exist, and half as many from one address of another machine.
 
-    `refused` is told of each refusal.
+    `refused` is called for each refusal.
     """
 
     def __init__(
@@ -122,14 +119,14 @@ class Connection(H11Protocol):
         self._most, self._told, self._read_s = most, refused, read_s
         self._phase: Literal["idle", "head", "body", "answer"] = "answer"
         self.address = ""
-        self.since = 0.0  # when the client began what it has not completed, or stopped reading
+        self.since = 0.0  # when the client began the incomplete part, or stopped reading
         self.lingers = False  # whether it was refused
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
     @property
     def owes(self) -> bool:
-        """Whether the client is to send something, or to read."""
+        """Whether the client must send or read something now."""
         return (self._phase != "answer" or self.flow.write_paused) and not self.lingers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
@@ -145,13 +142,13 @@ class Connection(H11Protocol):
             transport.abort()
 
     def _find_place(self, others: list[Connection]) -> bool:
-        """Whether there is room, where need be that of a client which owes the most."""
+        """Whether there is room, if necessary by closing the slowest client's connection."""
         others = [one for one in others if not one.lingers]
         same = [one for one in others if one.address == self.address != ""]
         full = same if len(same) >= self._most // 2 else others
         if full is others and len(others) < self._most:
             return True
-        # Who does not read may be slow alone: first those who send nothing.
+        # A client that does not read may just be slow: first close those that send nothing.
         owing = ((one._phase == "answer", one.since, one) for one in full if one.owes)
         *_, oldest = min(owing, key=lambda each: each[:2], default=(None,))
         if oldest is not None:
@@ -166,7 +163,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch()
-        if self.transport.is_closing():  # once all is sent
+        if self.transport.is_closing():  # after sending everything
             self._set_stuck()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -187,14 +184,14 @@ class Connection(H11Protocol):
             self._stuck.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be read; where an answer has begun, it is cut off."""
+        """Refuse a malformed request; an answer that has begun is cut off."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self._refuse(ApiError(400, "the request is no HTTP/1.1, or not strictly", code="invalid_request"))
         else:
             self.transport.abort()
 
     def shutdown(self) -> None:
-        """The server ends: it takes no request whose body has not come yet."""
+        """The server shuts down: it accepts no request whose body is incomplete."""
         if self._phase == "body" and not self.lingers and not self.cycle.response_started:
             self._refuse(ApiError(503, "the server ends", code="cancelled", retry_after_s=5.0))
             self.transport.close()
@@ -218,7 +215,7 @@ class Connection(H11Protocol):
         self._set_late(_LINGER_S)
 
     def _watch(self) -> None:
-        """Have an eye on what the client has to send now."""
+        """Watch for the part that the client must send now."""
         if self.lingers or self.transport.is_closing():
             return
         state, before = self.conn.their_state, self._phase
@@ -241,12 +238,12 @@ class Connection(H11Protocol):
         self._late = None if seconds is None else self.loop.call_later(seconds, self._end_late)
 
     def _end_late(self) -> None:
-        """The client has not sent in time. For a body that is waited for, the guard says so."""
+        """The client has not sent in time. For an expected body, the guard reports it."""
         if self._phase != "body" or self.lingers or self.cycle.response_complete:
             self.transport.abort()
 
     def _set_stuck(self) -> None:
-        """From now on the client has a time to read what was sent."""
+        """Start the client's time limit for reading."""
         if self._stuck is not None:
             self._stuck.cancel()
         self._stuck = self.loop.call_later(SLOW_READER_S, self.transport.abort)

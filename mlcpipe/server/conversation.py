@@ -1,4 +1,4 @@
-"""What the chat APIs have in common: messages, tools and a form of the answer become answers of the engine."""
+"""Shared by the chat APIs: from messages, tools and an answer format to answers of the engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.tool_formats.style import Tool
 
 MAX_TOOLS = 512
-_NAME = re.compile(r"[^\s<>\"\\]{1,256}")  # what every style of calls can write
+_NAME = re.compile(r"[^\s<>\"\\]{1,256}")  # valid in every style of calls
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Which tools may be called, and whether one must be."""
+    """The callable tools, and whether one must be called."""
 
     tools: Sequence[Tool] = ()
     forced: bool = False
@@ -30,7 +30,7 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation that wants an answer; messages as the OpenAI API has them."""
+    """A conversation to answer; messages in the OpenAI API's form."""
 
     messages: Sequence[Mapping[str, Any]]
     choice: ToolChoice = ToolChoice()
@@ -45,7 +45,7 @@ class Conversation:
 
 
 def ending_of(body: EndingFields, messages: Sequence[Mapping[str, Any]]) -> Ending:
-    """How the prompt ends. Raises ApiError for what cannot be."""
+    """The end of the prompt. Raises ApiError for contradictory fields."""
     if not body.continue_final_message:
         return "nothing" if body.add_generation_prompt is False else "header"
     where, last = "continue_final_message", messages[-1] if messages else {}
@@ -68,7 +68,7 @@ def tool_of(name: object, description: object, parameters: object, strict: objec
 
 
 def choose(tools: Sequence[Tool], choice: str | None, *, named: str | None = None, parallel: bool = True) -> ToolChoice:
-    """The tools that a choice leaves: "none", "auto", "required", or the one that is named. Raises ApiError."""
+    """The tools that a choice allows: "none", "auto", "required", or a named one. Raises ApiError."""
     if len(tools) > MAX_TOOLS:
         raise ApiError(400, f"tools: expected at most {MAX_TOOLS}", param="tools")
     if named is not None:
@@ -84,7 +84,7 @@ def choose(tools: Sequence[Tool], choice: str | None, *, named: str | None = Non
 
 
 def choose_allowed(tools: Sequence[Tool], allowed: Any, *, parallel: bool) -> ToolChoice:
-    """The tools that a choice of OpenAI's kind `allowed_tools` leaves. Raises ApiError."""
+    """The tools that OpenAI's choice `allowed_tools` allows. Raises ApiError."""
     where = "tool_choice.tools"
     if not isinstance(allowed, Mapping):
         raise ApiError(400, "tool_choice.allowed_tools: expected a mode and tools", param="tool_choice")
@@ -104,7 +104,7 @@ def thinking_variables(effort: str | None) -> dict[str, Any]:
 
 
 async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -> Prompt:
-    """The tokens of a conversation, whose request has a body of so many bytes. Raises ApiError."""
+    """The tokens of a conversation, whose request's body has `nbytes`. Raises ApiError."""
     style, tools = service.style, conversation.choice.tools
     return await service.apart(
         lambda: render(
@@ -115,7 +115,7 @@ async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -
 
 
 async def answers_to(service: Service, body: SamplingFields, conversation: Conversation) -> Answers:
-    """Begin to answer. Raises ApiError for what cannot be honoured, or is too much."""
+    """Begin to answer. Raises ApiError for fields that cannot be honoured, or too many requests."""
     service.check(body)
     choice, stops = conversation.choice, checked_stops(conversation.stops)
     prompt = await prompt_of(service, conversation, body.nbytes)

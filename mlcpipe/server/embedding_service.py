@@ -1,4 +1,4 @@
-"""What `/v1/embeddings` and `/v1/rerank` share: an encoder, whose steps one thread computes, and names and metrics."""
+"""Shared by `/v1/embeddings` and `/v1/rerank`: an encoder, computed in one thread, with names and metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Text = TypeVar("_Text")
 
 
 class EmbeddingEngine:
-    """What a server asks of any engine, for one that keeps nothing between requests."""
+    """The server's engine interface, for an engine without state between requests."""
 
     fault = ""
 
@@ -43,13 +43,13 @@ class EmbeddingEngine:
         return EngineStats(running=self.requests, prompt=self.tokens, finished={"stop": self.ended})
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Nothing runs without a request."""
+        """Nothing to end: nothing runs between requests."""
 
 
 class EmbeddingService(OffLoop):
-    """An encoder that answers. Requests take turns by steps, so that a long one does not hold up a short one.
+    """An encoder's service. Requests take turns by steps, so that a long one does not block a short one.
 
-    It limits the texts that the tokenizer takes.
+    It limits the length of texts for the tokenizer.
     """
 
     adapters: Mapping[str, Adapter] = {}
@@ -63,7 +63,7 @@ class EmbeddingService(OffLoop):
         self.metrics = Metrics(engine.stats)
         self.meta = {"embedding": self.embedder.info.model_dump(mode="json"), **facts.about}
         self._max_queue = max_queue
-        # The compiled library's threads serve one caller.
+        # The compiled library's threads serve one caller at a time.
         self._steps = ThreadPoolExecutor(1, thread_name_prefix="mlcpipe-embeddings")
 
     @property
@@ -81,7 +81,7 @@ class EmbeddingService(OffLoop):
         self.facts.check(name)
 
     async def _step(self, work: Callable[[], _T]) -> _T:
-        """Have the library's thread compute. Raises ApiError for the errors of mlcpipe."""
+        """Compute in the library's thread. Raises ApiError for the errors of mlcpipe."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._steps, work)
         except MlcpipeError as error:
@@ -93,7 +93,7 @@ class EmbeddingService(OffLoop):
         encode: Callable[[_Text], EncodedText],
         finish: Callable[[NDArray[np.float32]], NDArray[np.float32]],
     ) -> tuple[NDArray[np.float32], int]:
-        """What `finish` makes of the rows of texts that `encode` encodes, and their tokens. Raises ApiError."""
+        """The results of `finish` for the rows of the texts of `encode`, and their token count. Raises ApiError."""
         if self.engine.requests >= self._max_queue:
             message = f"{self.engine.requests} requests are waiting; try again later"
             raise ApiError(503, message, code="overloaded", retry_after_s=1.0)
@@ -115,7 +115,7 @@ class EmbeddingService(OffLoop):
 def _some_encoded(
     texts: Sequence[_Text], begin: int, encode: Callable[[_Text], EncodedText], turn_s: float = 0.05
 ) -> list[EncodedText]:
-    """Texts from a place on, as many as a turn has time for: then another request has its turn."""
+    """The texts of one turn, as many as its time allows; then another request has its turn."""
     end_s, made = time.monotonic() + turn_s, [encode(texts[begin])]
     while begin + len(made) < len(texts) and time.monotonic() < end_s:
         made.append(encode(texts[begin + len(made)]))

@@ -21,13 +21,13 @@ from mlcpipe.server.errors import ApiError
 from mlcpipe.server.sse import unless_left
 
 router = APIRouter()
-MAX_TEXTS = 2048  # of a request, as OpenAI
+MAX_TEXTS = 2048  # per request, as OpenAI
 MAX_CHARS = 32 << 20  # of the texts to score
 Truncation = Annotated[int | None, Field(ge=-1)]
 
 
 class EmbeddingBody(Body):
-    """The body of a request. `truncate_prompt_tokens` is vLLM's: -1 cuts at what the model takes."""
+    """The body of a request. `truncate_prompt_tokens` is vLLM's: -1 cuts at the model's limit."""
 
     most_values = MAX_IDS
     input: str | list[str] | list[int] | list[list[int]]
@@ -122,12 +122,12 @@ def _check_count(count: int, param: str) -> None:
 
 
 def _cut(service: EmbeddingService, text: str, limit: int | None) -> str:
-    """A text that is to be cut loses what is beyond the characters that are encoded at all."""
+    """Cut a text at the most characters that are encoded, if it is to be truncated."""
     return text if limit is None else text[: service.tokenizer.most_chars]
 
 
 def _limit(embedder: Embedder, wanted: int | None) -> int | None:
-    """The tokens to cut texts at; None refuses those that are longer than the model takes. Raises ApiError."""
+    """The number of tokens to cut texts at; None refuses texts beyond the model's limit. Raises ApiError."""
     most = embedder.max_tokens
     if wanted == 0 or (wanted is not None and wanted > most):
         message = f"truncate_prompt_tokens: expected -1, or from 1 to {most}"
@@ -136,7 +136,7 @@ def _limit(embedder: Embedder, wanted: int | None) -> int | None:
 
 
 def _numbers(row: Any, form: str | None) -> list[float] | str:
-    """The numbers, or in base64 their bytes as float32, the lowest first."""
+    """The numbers, or their little-endian float32 bytes in base64."""
     if form == "base64":
         return base64.b64encode(np.ascontiguousarray(row, "<f4").tobytes()).decode()
     numbers: list[float] = row.tolist()

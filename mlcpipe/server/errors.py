@@ -1,4 +1,4 @@
-"""Refusals as the APIs write them: OpenAI's `{"error": …}`, Anthropic's `{"type": "error", …}`."""
+"""Refusals in the APIs' forms: OpenAI's `{"error": …}`, Anthropic's `{"type": "error", …}`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 ANTHROPIC_PATH = "/v1/messages"
-_SHOWN = 3  # mistakes of a body that are named
+_SHOWN = 3  # mistakes of a body that are listed
 
 
 class ApiError(Exception):

@@ -1,7 +1,7 @@
 """Fields of other servers' APIs that change an answer: honoured as one of ours, or refused by name.
 
-Sources: the request parameters of vLLM's OpenAI-compatible server, of SGLang, llama-server, TGI and Ollama. What only
-another one of our own APIs has is treated alike.
+Sources: the request parameters of vLLM's OpenAI-compatible server, of SGLang, llama-server, TGI and Ollama. Fields of
+other APIs of our own are treated alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlcpipe.server.tool_formats.style import ANY_OBJECT, quoted
 if TYPE_CHECKING:
     from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 
-# Not offered, with the values that change nothing.
+# Unsupported fields, with their neutral values.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_tokens": (0,), "min_new_tokens": (0,), "max_new_tokens": (), "n_predict": (-1,), "num_predict": (-1,),
     "allowed_token_ids": ([],), "bad_words": ([],), "logits_processors": ([],), "no_repeat_ngram_size": (0,),
@@ -47,7 +47,7 @@ _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def check_foreign(body: SamplingFields, *, adds_special_tokens: bool) -> None:
-    """Raises ApiError for a field that is not offered here and asks for another answer."""
+    """Raises ApiError for an unsupported field that would change the answer."""
     neutral = {**_NEUTRAL, "add_special_tokens": (adds_special_tokens,)}
     if all(getattr(body, name) in (None, value) for name, value in _NO_PENALTY.items()):
         del neutral["repeat_last_n"]
@@ -57,8 +57,8 @@ def check_foreign(body: SamplingFields, *, adds_special_tokens: bool) -> None:
 
 
 def constraint(body: SamplingFields, form: ResponseFormat | None) -> GrammarSource | None:
-    """What the whole answer must match, None for anything. Raises ApiError for what is no schema, and for two
-    that differ: clients name one in the words of several servers.
+    """The form of the whole answer, None for any. Raises ApiError for a malformed schema, and for two different ones:
+    clients may name one schema in the fields of several servers.
     """
     given: list[tuple[str, str, Any]] = [
         ("response_format", "json", None if form is None else _schema_of(form)),

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: host and origin, API keys, requests at once, the size of a body."""
+"""Access and limits: host and origin, API keys, concurrent requests, the size of a body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mlcpipe.server.off_loop import LONG_BYTES
 Scope = dict[str, Any]
 OPEN_PATHS = ("/health", "/v1/health")
 MAX_BODY_BYTES = 32 << 20
-MAX_HELD_BYTES = 8 * MAX_BODY_BYTES  # of the bodies of all requests that are not answered yet
+MAX_HELD_BYTES = 8 * MAX_BODY_BYTES  # of the bodies of all unanswered requests
 READ_S = 30.0  # for a head to come, and for a body
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@]+))(?::[0-9]*)?")  # an address or name, and a port
 _log = logging.getLogger("mlcpipe.server")
@@ -30,13 +30,13 @@ _log = logging.getLogger("mlcpipe.server")
 
 @dataclass(frozen=True)
 class Rules:
-    """Who may ask, and how much.
+    """Access and limits.
 
-    keys             of the API, none for everybody
+    keys             of the API, empty for public access
     host             that the server listens on, as its user wrote it
     loopback         whether only programs of this machine reach it
-    per_key          requests at once, None for any number
-    shares_prompts   whether computed and saved prompts of one key are there for the others
+    per_key          concurrent requests, None for any number
+    shares_prompts   whether keys share computed and saved prompts
     adapter_folders  whose adapters clients may load, None for all folders
     """
 
@@ -50,16 +50,16 @@ class Rules:
 
     @cached_property
     def owners(self) -> dict[bytes, str]:
-        """By the digest of each key, whose prompts its requests share: "" is everybody."""
+        """The namespace of prompts by the digest of each key; "" is shared by everybody."""
         digests = {_digest(key) for key in self.keys}
         walls = len(digests) > 1 and not self.shares_prompts
         return {digest: digest.hex()[:32] if walls else "" for digest in digests}
 
 
 class Guard:
-    """The outermost ASGI layer; it also turns what nobody caught into a response.
+    """The outermost ASGI layer; it also turns uncaught exceptions into a response.
 
-    `refused` is told of each refusal; `open_paths` need no key.
+    `refused` is called for each refusal; `open_paths` need no key.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Guard:
             return
         key = self._key(headers)
         owners = self._rules.owners
-        same = [hmac.compare_digest(digest, key) for digest in owners]  # each of them, whatever the first says
+        same = [hmac.compare_digest(digest, key) for digest in owners]  # compare with every key, for constant time
         if same and not any(same):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         scope.setdefault("state", {})["owner"] = owners.get(key, "")
@@ -121,8 +121,8 @@ class Guard:
             self._active += Counter()  # drops keys without requests
 
     def _check_host(self, headers: dict[bytes, bytes], origins: list[bytes]) -> None:
-        """Refuse what a page of another site makes a browser send: its origin, where no key is asked for or the server
-        is for this machine alone; and there other hosts' names.
+        """Refuse requests that a page of another site makes a browser send: foreign origins, if no key is required or
+        the server is for this machine only; in that case also other host names.
         """
         rules = self._rules
         if rules.keys and not rules.loopback:
@@ -143,7 +143,7 @@ class Guard:
         return hashlib.sha256(given).digest()
 
     async def _whole_body(self, headers: dict[bytes, bytes], receive: Any, this: object) -> Any:
-        """A `receive` that gives the body at once. Raises ApiError for one that is too large, too slow or cut off."""
+        """A `receive` with the whole body. Raises ApiError for one that is too large, too slow or cut off."""
         most = self._rules.max_body_bytes
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > most:
@@ -162,7 +162,7 @@ class Guard:
         return again
 
     async def _body(self, receive: Any, this: object) -> bytes | None:
-        """All of the body; None where the client left before its end."""
+        """The whole body; None if the client left before its end."""
         parts, size, most = [], 0, self._rules.max_body_bytes
         while True:
             message = await receive()
@@ -181,13 +181,13 @@ class Guard:
 
 
 def namespace_of(owner: str, salt: str = "") -> str:
-    """Where the prompts of a key's requests with this salt are kept; "" for those of nobody's own without one."""
+    """The namespace of prompts for a key's requests with this salt; "" for shared ones without salt."""
     whole = f"{owner}:{salt}" if owner or salt else ""
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest() if whole else ""
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address is one of this machine alone; a name is none."""
+    """Whether this is a loopback IP address; names are not."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -208,7 +208,7 @@ async def _respond(error: ApiError, scope: Scope, send: Any) -> None:
     content = json.dumps(error.body(scope["path"])).encode()
     headers = {"content-type": "application/json", "content-length": str(len(content)), **error.headers}
     if error.status in (408, 413):
-        headers["connection"] = "close"  # what is left of the body is not read
+        headers["connection"] = "close"  # the rest of the body is not read
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": content})

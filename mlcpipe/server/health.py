@@ -1,4 +1,4 @@
-"""`/health` for those who watch, `/metrics` for Prometheus, `/status` for the page at `/`."""
+"""`/health` for monitors, `/metrics` for Prometheus, `/status` for the page at `/`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 @router.get("/health", response_model=None)
 @router.get("/v1/health", response_model=None)
 async def health(request: Request) -> JSONResponse:
-    """200 once the model is loaded, while its engine lives."""
+    """200 once the model is loaded, as long as its engine lives."""
     service = request.app.state.service
     if service is None:
         return JSONResponse(LOADING, 503, {"retry-after": "1"})
@@ -34,7 +34,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/status")
 async def status(request: Request) -> dict[str, Any]:
-    """What the page at `/` shows."""
+    """The figures of the page at `/`."""
     service = request.app.state.service
     stats = service.engine.stats()
     return {

@@ -1,4 +1,4 @@
-"""JSON that is counted before it is parsed: a value takes some 100 bytes, 50 times its text."""
+"""Counts the values of JSON before parsing: a value takes some 100 bytes, 50 times its text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TEXT = bytes(set(range(256)) - set(_STRUCTURE))
 
 
 def check_values(data: bytes, most: int) -> None:
-    """Raises ApiError for JSON of more values than so many, before it takes the memory.
+    """Raises ApiError for JSON of more than `most` values, before it takes the memory.
 
-    A value follows one of `[{:,`, of which only those outside of strings count. In what is no JSON, that is so up to
-    the place where a parser stops.
+    A value follows one of `[{:,` outside of strings. In malformed JSON that holds up to the place where a parser
+    stops.
     """
     if sum(map(data.count, (b"[", b"{", b":", b","))) <= most:
         return
@@ -27,7 +27,7 @@ def check_values(data: bytes, most: int) -> None:
 
 
 def value_in(text: str) -> Any:
-    """The value that a text of a body has as JSON. Raises ApiError for too many values, ValueError for no JSON."""
+    """Parse a text of a body as JSON. Raises ApiError for too many values, ValueError for malformed JSON."""
     check_values(text.encode(errors="surrogatepass"), MAX_VALUES)
     try:
         return json.loads(text)

@@ -26,7 +26,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class CountBody(SamplingFields):
-    """What is counted."""
+    """The body of `count_tokens`."""
 
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
@@ -79,7 +79,7 @@ def _conversation(body: CountBody) -> Conversation:
         out += _message(message, f"messages[{index}]")
     if out and out[-1]["role"] == "assistant":
         raise ApiError(400, "messages: expected a message of the user at the end; an answer cannot be begun for it")
-    # As with Anthropic, nobody thinks who was not asked to.
+    # As with Anthropic, reasoning must be requested.
     thinks = (body.thinking or {}).get("type") in ("enabled", "adaptive")
     conversation = Conversation(out, _tool_choice(body), {"enable_thinking": thinks})
     if not isinstance(body, MessagesBody):
@@ -131,7 +131,7 @@ def _message(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _tool_choice(body: CountBody) -> ToolChoice:
-    """Tools with a schema; those that Anthropic runs itself are skipped."""
+    """Tools with a schema; skips those that Anthropic runs itself."""
     tools = [
         tool_of(tool.get("name"), tool.get("description"), tool.get("input_schema"), tool.get("strict"), f"tools[{i}]")
         for i, tool in enumerate(body.tools or ())
@@ -180,10 +180,10 @@ def _content(block: Block) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The object that a call has; one that was cut off has none."""
+    """The arguments of a call; {} for one that was cut off."""
     try:
         value = json.loads(text or "{}")
-        encoded(value)  # JSON has no word for infinity, but 1e999
+        encoded(value)  # JSON has no infinity, but 1e999
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -199,7 +199,7 @@ def _end(blocks: Blocks) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    """As Anthropic counts: tokens from the cache are not input."""
+    """Usage in Anthropic's form: tokens from the cache are not input."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "output_tokens": usage.completion,

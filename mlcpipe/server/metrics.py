@@ -16,9 +16,9 @@ from mlcpipe.runtime.serving.interface import EngineStats
 from mlcpipe.server.errors import ApiError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_UNKNOWN = 200  # names of ignored fields that are counted one by one
-_MAX_NAME = 64  # characters of one
-_MOST_COUNTED = 20  # of one body
+_MOST_UNKNOWN = 200  # names of ignored fields that are counted separately
+_MAX_NAME = 64  # characters per name
+_MOST_COUNTED = 20  # per body
 _LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _WHOLE_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
@@ -26,7 +26,7 @@ _TOKENS = tuple(float(1 << power) for power in range(18))
 
 
 class _EngineCollector(Collector):
-    """What the engine counts, read when somebody asks."""
+    """The engine's counters, read on request."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self._stats = stats
@@ -37,20 +37,20 @@ class _EngineCollector(Collector):
             ("num_requests_running", "Requests that are computed.", stats.running),
             ("num_requests_waiting", "Requests that wait.", stats.waiting),
             ("kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.", stats.kv_usage),
-            ("swap_bytes", "Keys and values on the host of requests that gave way.", stats.swap_bytes),
+            ("swap_bytes", "Keys and values of preempted requests on the host.", stats.swap_bytes),
         ):
             yield GaugeMetricFamily(f"mlcpipe_{name}", text, value=value)
         for name, text, value in (
-            ("prefix_cache_queries", "Tokens of prompts that were looked up.", stats.prompt),
-            ("prefix_cache_hits", "Tokens of prompts that were not computed again.", stats.cached),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prompt),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.cached),
             ("prompt_tokens", "Tokens of prompts.", stats.prompt),
             ("generation_tokens", "Tokens of answers.", stats.generated),
-            ("num_preemptions", "Requests that gave way to others.", stats.preemptions),
+            ("num_preemptions", "Preempted requests.", stats.preemptions),
             ("swapped_out_tokens", "Tokens whose keys and values were copied to the host.", stats.swapped_out),
-            ("swapped_in_tokens", "Of them, those that were copied back.", stats.swapped_in),
+            ("swapped_in_tokens", "Of these, tokens copied back.", stats.swapped_in),
             ("spec_decode_num_drafts", "Drafts that were checked.", stats.drafts),
-            ("spec_decode_num_draft_tokens", "Tokens of drafts that were checked.", stats.drafted),
-            ("spec_decode_num_accepted_tokens", "Of them, those that stand in answers.", stats.accepted),
+            ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", stats.drafted),
+            ("spec_decode_num_accepted_tokens", "Of these, accepted tokens.", stats.accepted),
         ):
             yield CounterMetricFamily(f"mlcpipe_{name}", text, value=value)
         ended = CounterMetricFamily("mlcpipe_request_success", "Requests that ended.", labels=["finished_reason"])
@@ -64,7 +64,7 @@ class _EngineCollector(Collector):
 
 
 class _Read(Collector):
-    """What others counted."""
+    """Counters of other components."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -74,7 +74,7 @@ class _Read(Collector):
 
 
 class Metrics:
-    """Counters and histograms of requests, beside those of the engine."""
+    """Counters and histograms of requests, in addition to the engine's."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self._registry = CollectorRegistry()
@@ -82,7 +82,7 @@ class Metrics:
         self.first = self._histogram("time_to_first_token_seconds", "From a request to its first token.", _LATENCY_S)
         self.between = self._histogram("inter_token_latency_seconds", "Between tokens of an answer.", _BETWEEN_S)
         self.whole = self._histogram("e2e_request_latency_seconds", "From a request to its end.", _WHOLE_S)
-        self.queued = self._histogram("request_queue_time_seconds", "From a request to its turn.", _LATENCY_S)
+        self.queued = self._histogram("request_queue_time_seconds", "From a request to its first step.", _LATENCY_S)
         self.prompt = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.answer = self._histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
         self._rejected = Counter(
@@ -94,11 +94,11 @@ class Metrics:
         self._unknown_names: set[str] = set()
 
     def text(self) -> bytes:
-        """All of them, in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def count_unknown(self, path: str, fields: Iterable[str]) -> None:
-        """Count fields of a body that are ignored, the first ones of many."""
+        """Count ignored fields of a body, up to a limit."""
         for field in (one[:_MAX_NAME] for one in islice(fields, _MOST_COUNTED)):
             named = field in self._unknown_names or (len(self._unknown_names) < _MOST_UNKNOWN and field.isidentifier())
             if named:
@@ -106,12 +106,12 @@ class Metrics:
             self._unknown.labels(path, field if named else "other").inc()
 
     def count_rejected(self, error: ApiError) -> None:
-        """Count a request that was refused; 499 says that its client left, and refuses nothing."""
+        """Count a refused request; 499 means that its client left."""
         if error.status != 499:
             self._rejected.labels(str(error.code or error.status)).inc()
 
     def timer(self, prompt_tokens: int) -> RequestTimer:
-        """For one request that begins now."""
+        """Times for a request that begins now."""
         return RequestTimer(self, prompt_tokens)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -140,7 +140,7 @@ class RequestTimer:
         self._last: float | None = None
 
     def token(self, queued_s: float) -> None:
-        """A token came."""
+        """Record a token."""
         now = time.monotonic()
         if self._last is None:
             self._metrics.first.observe(now - self._began)
@@ -150,7 +150,7 @@ class RequestTimer:
         self._last = now
 
     def end(self, tokens: int) -> None:
-        """The last one came."""
+        """Record the end."""
         self._metrics.whole.observe(time.monotonic() - self._began)
         self._metrics.prompt.observe(self._prompt_tokens)
         self._metrics.answer.observe(tokens)

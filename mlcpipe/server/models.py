@@ -1,4 +1,4 @@
-"""`/v1/models`: what is served, with facts of the bundle."""
+"""`/v1/models`: the served models, with facts of the bundle."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """One of them. Raises ApiError for another."""
+    """One model. Raises ApiError for an unknown one."""
     service: Service = request.app.state.service
     service.check_model(name)
     return _model(service, name)
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    """As OpenAI lists it, with what Anthropic's list has besides, and vLLM's `parent` of an adapter."""
+    """In OpenAI's form, with Anthropic's extra fields, and vLLM's `parent` of an adapter."""
     adapter = service.adapters.get(name)
     return {
         "id": name,

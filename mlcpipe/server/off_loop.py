@@ -1,4 +1,4 @@
-"""Work that would hold up the loop that serves, in threads: long work is not before short work."""
+"""Runs work in threads that would block the event loop; long work does not delay short work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlcpipe.server.errors import refused
 
 _T = TypeVar("_T")
 _WORKERS = 2  # threads for short work, and as many for long work
-LONG_BYTES = 64 << 10  # of what is worked on; up to here, what is linear in it takes a few milliseconds
+LONG_BYTES = 64 << 10  # of input; up to this size, linear work takes a few milliseconds
 
 
 class OffLoop:
@@ -28,7 +28,7 @@ class OffLoop:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def apart(self, work: Callable[[], _T], nbytes: int = 0) -> _T:
-        """Do work on so many bytes in a thread. Raises ApiError for the errors of mlcpipe."""
+        """Do work on `nbytes` in a thread. Raises ApiError for the errors of mlcpipe."""
         pool = self._long if nbytes > LONG_BYTES else self._short
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
@@ -36,5 +36,5 @@ class OffLoop:
             raise refused(error) from None
 
     async def aside(self, work: Callable[[], _T], nbytes: int) -> _T:
-        """Do work that is linear in so many bytes: in a thread where they are many."""
+        """Do work that is linear in `nbytes`, in a thread if they are many."""
         return await self.apart(work, nbytes) if nbytes > LONG_BYTES else work()

@@ -1,4 +1,4 @@
-"""The page at `/`: the chat page of `apps/chat-web`, talking to this server; plain figures where it is not built."""
+"""The page at `/`: the chat page of `apps/chat-web`, talking to this server; plain figures if it is not built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, Response
 
 from mlcpipe.resources import chat_page_path
 
-_TYPES = {  # what the system knows differs
+_TYPES = {  # the system's table differs
     ".css": "text/css",
     ".html": "text/html",
     ".js": "text/javascript",
@@ -26,13 +26,13 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
-# The built page names its own policy; what a header alone can say stands here.
+# The built page has its own policy; these parts need a header.
 _POLICY = "frame-ancestors 'none'"
 _INLINE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 
 def built_page() -> Path | None:
-    """The folder of the built page, None where there is none."""
+    """The folder of the built page, None if it is not built."""
     folder = chat_page_path()
     built = folder / "dist" if (folder / "package.json").is_file() else folder
     return built if (built / "index.html").is_file() else None

@@ -17,21 +17,21 @@ from mlcpipe.private import private_folder
 from mlcpipe.runtime.chat_file import SavedChat, read_chat, write_chat
 from mlcpipe.server.errors import ApiError
 
-MOST = 256  # files of a folder
+MOST = 256  # files per folder
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".prefix"
 
 
 @dataclass(frozen=True)
 class PrefixStore:
-    """A folder, and the model that its files are for. Methods raise ApiError and what they call raises."""
+    """A folder, and the model of its files. Methods raise ApiError and what they call raises."""
 
     folder: Path
     manifest: Manifest
     context_length: int
 
     def of(self, owner: str) -> PrefixStore:
-        """The files of one key alone, in a folder of their own; "" is what is there for all."""
+        """The store of one key, in its own folder; "" is the shared one."""
         return replace(self, folder=self.folder / owner) if owner else self
 
     def write(self, name: str, tokens: Sequence[int], states: Sequence[NDArray[np.int8]], salt: str) -> int:
@@ -44,7 +44,7 @@ class PrefixStore:
         return path.stat().st_size
 
     def read(self, name: str, salt: str) -> SavedChat:
-        """A checked file; one that was saved with another salt is not there."""
+        """A checked file; one saved with another salt counts as missing."""
         path = self.path(name)
         if path.is_file():
             saved = read_chat(path, self.manifest, self.context_length)
@@ -65,7 +65,7 @@ class PrefixStore:
             raise _absent(name) from None
 
     def path(self, name: str) -> Path:
-        """Where the file of a name is, or would be."""
+        """The path of a name's file, existing or not."""
         if not _NAME.fullmatch(name):
             message = "name: expected 1 to 64 letters, digits, dots, hyphens and underscores, not beginning with a dot"
             raise ApiError(400, message, param="name")

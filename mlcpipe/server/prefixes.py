@@ -1,4 +1,4 @@
-"""`/v1/kv`: computed prompts are saved to files and come back without being computed, also in another server."""
+"""`/v1/kv`: saves computed prompts to files, and restores them without computing, also in another server."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class RestoreBody(Body):
 
 @router.post("/v1/kv/save", openapi_extra=body_schema(SaveBody))
 async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBody))]) -> dict[str, Any]:
-    """Compute a prompt, unless it is kept, and write its keys and values, in pages of 16 tokens, to a file."""
+    """Compute a prompt, unless cached, and write its keys and values, in pages of 16 tokens, to a file."""
     service, store = _service(request)
     began, salt = time.monotonic(), body.cache_salt or ""
     service.check_model(body.model)
     if body.model in service.adapters:
         raise ApiError(400, "model: prompts of adapters are not saved", param="model")
-    store.path(body.name)  # what is wrong with it is said before the work
+    store.path(body.name)  # checked before the work
     tokens = await tokens_of(service, body)
     count = len(tokens) // PAGE * PAGE
     if not count:
@@ -64,7 +64,7 @@ async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBo
 
 
 def _computed(service: Service, tokens: list[int], namespace: str) -> Answers:
-    """An answer of one token, which leaves the pages of its prompt. Raises ApiError."""
+    """Answer with one token, which leaves the prompt's pages in the cache. Raises ApiError."""
     room = service.engine.context_length
     if len(tokens) >= room:
         message = f"the prompt has {len(tokens)} tokens; expected less than {room}"
@@ -76,7 +76,7 @@ def _computed(service: Service, tokens: list[int], namespace: str) -> Answers:
 
 @router.post("/v1/kv/restore", openapi_extra=body_schema(RestoreBody))
 async def restore(request: Request, body: Annotated[RestoreBody, Depends(parsed(RestoreBody))]) -> dict[str, Any]:
-    """Have prompts that begin as a saved one start with its keys and values, for as long as the KV cache keeps them."""
+    """Load a saved prompt's keys and values for prompts that begin with it, as long as the KV cache keeps them."""
     service, store = _service(request)
     began, salt = time.monotonic(), body.cache_salt or ""
     saved = await service.apart(lambda: store.read(body.name, salt))
@@ -89,7 +89,7 @@ async def restore(request: Request, body: Annotated[RestoreBody, Depends(parsed(
 
 @router.get("/v1/kv")
 async def names(request: Request) -> dict[str, Any]:
-    """What is saved."""
+    """The saved prompts."""
     service, store = _service(request)
     found = await service.apart(store.names)
     return {"object": "list", "data": [_about(name, nbytes) for name, nbytes in found.items()]}
@@ -97,14 +97,14 @@ async def names(request: Request) -> dict[str, Any]:
 
 @router.delete("/v1/kv/{name}")
 async def delete(request: Request, name: str) -> dict[str, Any]:
-    """Remove a file; what the KV cache holds of it stays."""
+    """Remove a file; its pages in the KV cache stay."""
     service, store = _service(request)
     await service.apart(lambda: store.delete(name))
     return {"id": name, "object": "kv.prefix", "deleted": True}
 
 
 def _service(request: Request) -> tuple[Service, PrefixStore]:
-    """The service, and the store of who asks."""
+    """The service, and the client's store."""
     service: Service = request.app.state.service
     if service.prefixes is None:
         raise ApiError(404, "no prefixes are saved here: start the server with --prefixes FOLDER", code="not_enabled")

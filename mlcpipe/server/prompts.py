@@ -1,4 +1,4 @@
-"""From messages and tools to tokens: what clients send becomes what chat templates take."""
+"""From messages and tools to tokens: converts requests to the input of chat templates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from mlcpipe.server.reasoning import BEGIN, END
 from mlcpipe.server.tool_formats import format_for
 from mlcpipe.server.tool_formats.style import Messages, Tool, ToolFormat
 
-# A line that Claude Code puts first and changes with every request: with it, no prompt begins like the last one.
+# Claude Code's first line, which changes with every request and would defeat the prefix cache.
 BILLING = "x-anthropic-billing-header:"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEPT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 _OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "allow_control_tokens"}
-_LAST_TOKENS = 16  # of a prompt, where an opened `<think>` would be
+_LAST_TOKENS = 16  # of a prompt's end, to look for an opened `<think>`
 Ending = Literal["header", "nothing", "continued"]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """tokens: the prompt; thinking: whether the answer begins with reasoning, or may."""
+    """tokens: the prompt; thinking: whether the answer begins, or may begin, with reasoning."""
 
     tokens: list[int]
     thinking: Thinking
@@ -43,14 +43,14 @@ def render(
     variables: Mapping[str, Any],
     ending: Ending = "header",
 ) -> Prompt:
-    """The prompt of a conversation, with the header of an answer at its end, without, or inside the last message.
+    """The prompt of a conversation: with the header of an answer, without it, or continuing the last message.
 
     Raises UsageError, TemplateError or TokenizerError.
     """
     if ending == "continued" and style.channels:
         raise UsageError("continue_final_message", expected="a model whose answers have no channels")
     plain = plain_messages(messages)
-    # Before it is parsed and rendered, which may take 100 times the memory.
+    # Checked before parsing and rendering, which may take 100 times the memory.
     tokenizer.check_length(_chars([plain, [[tool.description, tool.parameters] for tool in tools], variables]))
     prepared, extras = style.prepare(list(map(_with_arguments, plain)), tools)
     clash = _OURS & set(variables)
@@ -67,7 +67,7 @@ def render(
 
 
 def system_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """What prompts of conversations with this system message begin with. Raises what `render` raises."""
+    """The common beginning of prompts with this system message. Raises what `render` raises."""
     style = format_for(tokenizer.chat_templates)
     system = {"role": "system", "content": text}
     one, other = (
@@ -77,10 +77,10 @@ def system_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """Messages of the OpenAI API as templates take them.
+    """Convert messages of the OpenAI API for templates.
 
-    Content is text, `developer` is `system`, and system messages at the beginning are one. Raises ApiError for what is
-    no text.
+    Content becomes text, `developer` becomes `system`, and leading system messages are joined. Raises ApiError for
+    content that is not text.
     """
     if not messages:
         raise ApiError(400, "messages: expected at least one", param="messages")
@@ -118,12 +118,12 @@ def text_of(content: Any, where: str) -> str:
 
 
 def without_billing(texts: Sequence[str]) -> list[str]:
-    """Parts of a system prompt without the one that changes with every request."""
+    """Parts of a system prompt, without the part that changes with every request."""
     return [text for text in texts if not text.startswith(BILLING)]
 
 
 def listed(value: Any, where: str) -> Sequence[Any]:
-    """The value, which is a list of at most `MAX_ITEMS`. Raises ApiError."""
+    """`value`, checked to be a list of at most `MAX_ITEMS`. Raises ApiError."""
     if not isinstance(value, list) or len(value) > MAX_ITEMS:
         raise ApiError(400, f"{where}: expected a list of at most {MAX_ITEMS}", param=where)
     return value
@@ -156,7 +156,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its calls as objects, where they are texts of such. Raises ApiError."""
+    """The message with call arguments parsed from JSON text to objects. Raises ApiError."""
     for call in message.get("tool_calls") or ():
         function = call["function"]
         if isinstance(function["arguments"], str):

@@ -1,4 +1,4 @@
-"""Tells what a model thinks, between `<think>` and `</think>`, from its answer."""
+"""Separates reasoning, between `<think>` and `</think>`, from the answer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ BEGIN, END = "<think>", "</think>"
 
 
 class ReasoningSplitter:
-    """Takes text as it comes, gives back (reasoning, answer).
+    """Takes streaming text, returns (reasoning, answer).
 
-    `open` is true where the prompt has begun the reasoning already. Reasoning is at the beginning of an answer or
-    nowhere. White space around the tags is dropped.
+    `open` is true if the prompt has opened the reasoning. Reasoning only occurs at the beginning of an answer. White
+    space around the tags is dropped.
     """
 
     def __init__(self, *, open: bool = False) -> None:
@@ -23,11 +23,11 @@ class ReasoningSplitter:
 
     @property
     def inside(self) -> bool:
-        """Whether the model thinks now."""
+        """Whether the current text is reasoning."""
         return self._state == "inside"
 
     def push(self, text: str) -> tuple[str, str]:
-        """What is certain now."""
+        """The text that is decided."""
         reasoning = ""
         while text:
             if self._state == "before":
@@ -52,7 +52,7 @@ class ReasoningSplitter:
         return reasoning, ""
 
     def finish(self) -> tuple[str, str]:
-        """The rest, when no more comes."""
+        """The rest, at the end."""
         if self._state == "inside":
             return self._trimmed(self._end.flush()), ""
         return "", self._held

@@ -1,7 +1,7 @@
 """`mlcpipe serve --ray N`: the same server in N processes of Ray Serve, behind one address.
 
 This process listens and sends each request to a replica, which Ray's own policy chooses by the prompt's beginning and
-by load. Ray restarts a replica that ends or whose engine fails, and replaces them one after the other on SIGHUP.
+by load. Ray restarts a replica that ends or whose engine fails; SIGHUP replaces them one after the other.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _log = logging.getLogger("mlcpipe.server")
 _APP = "mlcpipe"
 # The public name, ray.serve.llm.request_router, also imports what only vLLM needs.
 _ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"
-_IMBALANCE = 2  # requests that a replica may have more than another, for the sake of a prefix
-_AT_ONCE = 4096  # requests of a replica, whose own queue is shorter
+_IMBALANCE = 2  # requests by which a replica may exceed another to reuse a prefix
+_AT_ONCE = 4096  # requests per replica, whose own queue is shorter
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum: nothing goes through it
-_STARTS = 3  # of a replica that fails, until the server gives up
+_STARTS = 3  # restarts of a failing replica before the server gives up
 _LAST_S = 5.0  # for the last events to go out
-_PAUSE_S = 0.04  # between two messages of a stream, each of which is a call between processes
-# Of one engine; which replica has it, a client cannot say.
+_PAUSE_S = 0.04  # between two messages of a stream, as each is a call between processes
+# State of one engine; a client cannot choose its replica.
 _OF_ONE = ("/status", "/v1/kv", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _SCOPE = (
     "type",
@@ -69,7 +69,7 @@ _SCOPE = (
 
 @contextmanager
 def running_ray() -> Iterator[None]:
-    """Ray's processes of this machine, which end with the thread that enters."""
+    """Ray's processes on this machine, which end with the entering thread."""
     ray.init(
         "local",
         include_dashboard=False,
@@ -94,7 +94,7 @@ class Asked:
 
 
 class Replica:
-    """A process with the model: the application of a server alone, without the guard that is in front of all."""
+    """A process with the model: a server's application without the guard, which is in front of all replicas."""
 
     async def __init__(self, load: Callable[[], Any], embeds: bool) -> None:  # type: ignore[misc]  # Ray awaits it
         app, _ = create_app(page=built_page(), embeds=embeds)
@@ -107,7 +107,7 @@ class Replica:
             self._service.close()
 
     def check_health(self) -> None:
-        """Raises where the engine failed; Ray then starts another replica."""
+        """Raises if the engine failed; Ray then starts another replica."""
         if self._service.engine.fault:
             raise RuntimeError(self._service.engine.fault)
 
@@ -116,7 +116,7 @@ class Replica:
         return serve.get_replica_context().replica_id.unique_id, self._service.metrics.text()
 
     async def answer(self, asked: Asked) -> AsyncIterator[list[dict[str, Any]]]:
-        """ASGI's messages of the response; those that come within a pause go together, the first two at once."""
+        """ASGI's messages of the response; those within a pause are sent together, the first two at once."""
         messages: asyncio.Queue[Any] = asyncio.Queue()
         bodies = [{"type": "http.request", "body": asked.body}]
 
@@ -143,7 +143,7 @@ class Replica:
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same response in fewer messages: bodies one after the other become one."""
+    """The same response in fewer messages: joins successive bodies."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         last = joined[-1] if joined else {"type": ""}
@@ -155,10 +155,10 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Replicas:
-    """Replicas that run, as a server's service."""
+    """Running replicas, as a server's service."""
 
     def __init__(self, load: Callable[[], Any], count: int, drain_s: float, *, embeds: bool) -> None:
-        """Start them, and wait until they are loaded. Raises ResourceError where they cannot be."""
+        """Start them, and wait until they are loaded. Raises ResourceError if that fails."""
         quiet = LoggingConfig(log_level="ERROR", enable_access_log=False)
         serve.start(proxy_location="Disabled", logging_config=quiet)
         deployment = serve.deployment(
@@ -182,11 +182,11 @@ class Replicas:
 
     @property
     def engine(self) -> Replicas:
-        """What a server closes before it ends."""
+        """The part that the server closes first."""
         return self
 
     def service(self) -> Replicas:
-        """These, which from now on replace each other on SIGHUP; called inside the loop that serves."""
+        """Install the replacement on SIGHUP and return self; called inside the event loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(
             signal.SIGHUP, lambda: threading.Thread(target=self._replace, daemon=True).start()
@@ -194,27 +194,27 @@ class Replicas:
         return self
 
     def _replace(self) -> None:
-        """Replace the replicas one after the other. Where a new one fails, a line says so, and the others go on."""
+        """Replace the replicas one after the other. If a new one fails, report it and keep the others."""
         try:
             self._deploy()
         except RuntimeError as error:
             refused = ResourceError(
                 "the replicas are not all replaced", found=_reason(error),
-                next_step="the others go on; mend the cause and send SIGHUP again",
+                next_step="the others continue; fix the cause and send SIGHUP again",
             )  # fmt: skip
             sys.stderr.write(f"error: {refused}\n")
 
     def healthy(self) -> int:
-        """How many replicas answer."""
+        """The number of working replicas."""
         status = serve.status().applications.get(_APP)
         return 0 if status is None else status.deployments[Replica.__name__].replica_states.get("RUNNING", 0)
 
     def metrics(self) -> bytes:
-        """Those of all replicas, each with its name."""
+        """Metrics of all replicas, each with its name."""
         return merged(dict(self._handle.broadcast("metrics").results(timeout_s=_LAST_S)))
 
     async def forward(self, asked: Asked, receive: Any, send: Any) -> None:
-        """Have a replica answer, until the client leaves. Raises ApiError before the first byte."""
+        """Forward to a replica, until the client leaves. Raises ApiError before the first byte."""
         work = asyncio.ensure_future(self._relay(asked, send))
         left = asyncio.ensure_future(_left(receive))
         self._running.add(work)
@@ -229,13 +229,14 @@ class Replicas:
             await asyncio.gather(work, left, return_exceptions=True)
 
     async def _relay(self, asked: Asked, send: Any) -> None:
-        started = streams = False
+        started, streams, events = False, False, 0
         answer = self._handle.answer.remote(asked)
         try:
             async for messages in answer:
                 for message in messages:
                     if message["type"] == "http.response.start":
                         started, streams = True, b"text/event-stream" in dict(message["headers"])[b"content-type"]
+                    events += message.get("body", b"").count(b"\ndata: ")  # JSON has no line feed: none is inside
                     await asyncio.wait_for(send(message), SLOW_READER_S)
             return
         except (asyncio.CancelledError, asyncio.TimeoutError):
@@ -249,10 +250,10 @@ class Replicas:
             raise error
         if not streams:
             raise RuntimeError(error.message)  # cuts the connection
-        await send({"type": "http.response.body", "body": _last_events(error, asked.scope["path"]).encode()})
+        await send({"type": "http.response.body", "body": _last_events(error, asked.scope["path"], events).encode()})
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Give requests `drain_s` seconds, end the rest, and the replicas with them."""
+        """Give requests `drain_s` seconds, then end the rest, and the replicas."""
         if self._running:
             with suppress(futures.TimeoutError):
                 asyncio.run_coroutine_threadsafe(self._end(drain_s), self._loop).result(drain_s + 2 * _LAST_S)
@@ -275,7 +276,7 @@ class Front:
         self.state, self._threads = SimpleNamespace(service=None), OffLoop()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer for all replicas, or have one answer."""
+        """Answer for all replicas, or forward to one."""
         replicas, path = self.state.service, scope["path"]
         loop = asyncio.get_running_loop()
         if path in OPEN_PATHS:
@@ -306,16 +307,16 @@ def create_front(rules: Rules, page: Path | None) -> tuple[Front, Guard]:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Why a deployment failed: Ray has it in the deployment's message, which ends with what the replica raised."""
+    """The reason of a failed deployment: Ray's message about it ends with the replica's exception."""
     status = serve.status().applications.get(_APP)
     told = [] if status is None else [one.message for one in status.deployments.values() if one.message]
     return last_line(told[0] if told else error)
 
 
 def _prompt(body: bytes) -> str:
-    """The text of a request's messages, "" where it has none: names of fields would make all prompts alike."""
+    """The text of a request's messages, "" if none; without field names, which would make all prompts alike."""
     with suppress(ValueError, RecursionError, ApiError):
-        check_values(body, MAX_VALUES)  # with more of them, it is refused or has token ids
+        check_values(body, MAX_VALUES)  # with more values it is refused, or has token ids
         fields = json.loads(body or b"{}")
         if isinstance(fields, dict):
             return _text([fields.get(key) for key in ("system", "instructions", "messages", "prompt", "input")])
@@ -330,13 +331,13 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _last_events(error: ApiError, path: str) -> str:
-    """What ends a stream of this path early."""
+def _last_events(error: ApiError, path: str, number: int) -> str:
+    """The last events of a failed stream of this path, after `number` named ones."""
     if path == ANTHROPIC_PATH:
         return event(error.body(path), "error")
     if path == "/v1/responses":
         told = {"type": "error", "code": error.code, "message": error.message, "param": None}
-        return event({**told, "sequence_number": 1 << 20}, "error")
+        return event({**told, "sequence_number": number}, "error")
     return event(error.body(path)) + DONE
 
 

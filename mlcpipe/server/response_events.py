@@ -1,8 +1,7 @@
-"""What `/v1/responses` answers: items of output, and the events of a stream."""
+"""The output of `/v1/responses`: items, and the events of a stream."""
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ Emit = Callable[..., str]
 
 
 def ended(blocks: Blocks, frame: dict[str, Any], ids: dict[int, str] | None = None) -> dict[str, Any]:
-    """The response when the answer has ended, but for its usage."""
+    """The response at the end of the answer, without its usage."""
     ids = {block.index: _new_id(block) for block in blocks.made} if ids is None else ids
     cut = blocks.last is not None and blocks.last.finish == "length"
     return {
@@ -27,9 +26,8 @@ def ended(blocks: Blocks, frame: dict[str, Any], ids: dict[int, str] | None = No
     }
 
 
-async def stream(answers: Answers, frame: dict[str, Any]) -> AsyncIterator[str]:
-    """The events of an answer. Raises ApiError."""
-    numbers = itertools.count()
+async def stream(answers: Answers, frame: dict[str, Any], numbers: Iterator[int]) -> AsyncIterator[str]:
+    """The events of an answer, numbered by `numbers`. Raises ApiError."""
 
     def emit(kind: str, **fields: Any) -> str:
         return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
@@ -94,7 +92,7 @@ def _new_id(block: Block) -> str:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Usage as this API writes it."""
+    """Usage in this API's form."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},

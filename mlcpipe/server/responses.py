@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from typing import Annotated, Any, Literal
@@ -28,7 +29,7 @@ from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
 
 router = APIRouter()
-MAX_ECHO = 4 << 20  # characters of a request that events of its answer repeat
+MAX_ECHO = 4 << 20  # characters of a request that its events repeat
 
 
 class TextFormat(Body):
@@ -84,7 +85,8 @@ async def responses(
     frame, conversation = await service.aside(lambda: (_frame(body, service), _conversation(body)), body.nbytes)
     answers = await answers_to(service, body, conversation)
     if body.stream:
-        return EventStream(stream(answers, frame), answers.close, lambda error: _failed(error, frame))
+        numbers = itertools.count()
+        return EventStream(stream(answers, frame, numbers), answers.close, lambda e: _failed(e, frame, next(numbers)))
     blocks = Blocks()
     await unless_left(request, blocks.whole(answers), answers.close)
     return JSONResponse({**ended(blocks, frame), "usage": usage_json(answers.usage)})
@@ -115,7 +117,7 @@ def _form(form: TextFormat) -> ResponseFormat:
 
 
 def _tool_choice(body: ResponsesBody) -> ToolChoice:
-    """Functions; tools that OpenAI runs itself, and those of other kinds, are skipped."""
+    """The function tools; skips tools that OpenAI runs itself, and those of other kinds."""
     tools = []
     for index, tool in enumerate(body.tools or ()):
         if tool.get("type") == "function":
@@ -131,7 +133,7 @@ def _tool_choice(body: ResponsesBody) -> ToolChoice:
 
 
 def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
-    """The fields of a response that do not depend on the answer. Raises ApiError for what cannot be said again."""
+    """The fields of a response that do not depend on the answer. Raises ApiError for fields that cannot be repeated."""
     form = body.text.format if body.text is not None and body.text.format is not None else TextFormat(schema=None)
     sampling = service.sampling(body)
     frame = {
@@ -171,7 +173,7 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
     return frame
 
 
-def _failed(error: ApiError, frame: dict[str, Any]) -> str:
+def _failed(error: ApiError, frame: dict[str, Any], number: int) -> str:
     told = {"code": "server_error", "message": error.message}
     response = {**frame, "status": "failed", "error": told}
-    return event({"type": "response.failed", "sequence_number": 1 << 20, "response": response}, "response.failed")
+    return event({"type": "response.failed", "sequence_number": number, "response": response}, "response.failed")

@@ -1,4 +1,4 @@
-"""From a bundle to a server that answers: listen first, load beside, drain in the end."""
+"""From a bundle to a running server: listen at once, load in a thread, drain on shutdown."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from mlcpipe.server.semantic_cache import SemanticCache
 from mlcpipe.server.service import Facts, Service
 
 _KEEP_ALIVE_S = 75
-_WAITING = 2048  # connections to accept
+_WAITING = 2048  # backlog of connections
 _LAST_S = 5  # after draining, for the last events to go out
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a server answers with."""
+    """The loaded model of a server."""
 
     engine: ServingEngine
     tokenizer: Tokenizer
@@ -46,35 +46,35 @@ class Loaded:
     semantic_cache: SemanticCache | None = None
 
     def service(self) -> Service:
-        """What answers, made inside the loop that serves."""
+        """The service, made inside the event loop."""
         return Service(self.engine, self.tokenizer, self.facts, self.prefixes, self.adapters, self.semantic_cache)
 
 
 @dataclass(frozen=True)
 class LoadedEmbedder:
-    """What a server of embeddings answers with."""
+    """The loaded model of an embedding server."""
 
     engine: EmbeddingEngine
     facts: Facts
     max_queue: int
 
     def service(self) -> EmbeddingService:
-        """What answers."""
+        """The service."""
         return EmbeddingService(self.engine, self.facts, self.max_queue)
 
 
 class Servable(Protocol):
-    """What a server can be made of."""
+    """The input of a server."""
 
     def service(self) -> Any:
-        """What answers, made inside the loop that serves: its `engine` is closed first, then all of it."""
+        """The service, made inside the event loop: its `engine` is closed first, then the service."""
 
 
 AnyLoaded = TypeVar("AnyLoaded", bound=Servable)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes any free one. Raises UsageError."""
+    """A listening socket; port 0 takes any free port. Raises UsageError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         made = socket.socket(family, socket.SOCK_STREAM)
@@ -102,10 +102,10 @@ def serve(
     drain_s: float,
     create: Callable[[Rules, Path | None], tuple[Any, Guard]] = create_app,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish what runs for `drain_s` seconds.
+    """Serve until SIGTERM or Ctrl-C, then let requests finish for `drain_s` seconds.
 
-    `load` runs in a thread while the server answers that it loads; `ready` is called after it. Raises what they raise.
-    `create` makes the application, whose `state.service` will be what was loaded, and the guard around it.
+    `load` runs in a thread while the server reports that it loads; then `ready` is called. Raises what they raise.
+    `create` makes the application, whose `state.service` will be the loaded service, and the guard around it.
     """
     app, guard = create(rules, built_page())
     config = uvicorn.Config(
@@ -123,12 +123,12 @@ def serve(
 
     class Draining(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            """More than are accepted at once may wait in the system."""
+            """More connections than are accepted at once may wait in the system."""
             await super().startup(sockets)
             bound.listen(_WAITING)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """The engine ends what runs too long, so that its clients are told before they are cut off."""
+            """The engine ends requests that run too long, so that clients are told before they are cut off."""
             if app.state.service is not None:
                 asyncio.get_running_loop().run_in_executor(None, app.state.service.engine.close, drain_s)
             await super().shutdown(sockets)
@@ -157,7 +157,7 @@ def serve(
                 call, argument = fail, error
             else:
                 call, argument = install, loaded  # type: ignore[assignment]
-            with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the server ended meanwhile
                 loop.call_soon_threadsafe(call, argument)
 
         threading.Thread(target=loading, name="mlcpipe-loading", daemon=True).start()  # __main__ knows the name
@@ -176,7 +176,7 @@ def serve(
 
 @contextlib.contextmanager
 def _terminated_quietly() -> Iterator[None]:
-    """uvicorn sends a signal that ended it once more: SIGTERM shall not end the process before it has cleaned up."""
+    """uvicorn raises the signal that ended it again: SIGTERM must not end the process before it has cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""Answers kept for questions that mean the same as an earlier one: `mlcpipe serve --semantic-cache`.
+"""Cached answers for questions that mean the same as an earlier one: `mlcpipe serve --semantic-cache`.
 
-A question is the last message of a chat. All else of its request, who asks included, must be equal. Its vector is
-compared by cosine similarity with those of kept questions (exact search, one product of a matrix and a vector).
+A question is the last message of a chat. All else of its request, the client's key included, must be equal. Its vector
+is compared by cosine similarity with those of cached questions (exact search, one matrix-vector product).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from mlcpipe.server.embedding_service import EmbeddingEngine, EmbeddingService
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.service import Facts
 
-_MAX_QUEUE = 64  # questions whose vectors are waited for; one more is answered without looking
-# How an answer is sent, and what clients note about it.
+_MAX_QUEUE = 64  # questions waiting for their vectors; one more is answered without a lookup
+# Fields about sending an answer, and clients' notes.
 _NOT_COMPARED = {"messages", "stream", "stream_options", "store", "metadata", "prediction"}
 
 
@@ -41,14 +41,14 @@ class Question:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedAnswer:
     space: bytes
     answer: Answer
     usage: Usage
 
 
 class SemanticCache:
-    """At most `entries` answers; the one that was not asked for the longest gives way.
+    """At most `entries` answers; the least recently used one is evicted.
 
     Raises UsageError for an encoder that scores pairs of texts.
     """
@@ -61,7 +61,7 @@ class SemanticCache:
         self._service = EmbeddingService(EmbeddingEngine(embedder), Facts(("",)), _MAX_QUEUE)
         self._embedder, self._threshold = embedder, threshold
         self._vectors = np.zeros((entries, embedder.info.dimensions), np.float32)
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by row of the vectors, the latest used one last
+        self._kept: OrderedDict[int, _CachedAnswer] = OrderedDict()  # by row of the vectors, the latest used one last
 
     def close(self) -> None:
         """End the encoder's thread."""
@@ -70,9 +70,9 @@ class SemanticCache:
     async def question(
         self, request: Request, body: CompletionFields, conversation: Conversation, adapter: Adapter | None
     ) -> Question | None:
-        """What is asked, of the model or of an adapter; None where answers are not kept.
+        """The question to the model or an adapter; None if its answer is not cached.
 
-        They are not for several at once, with log-probabilities, or after a message that is not a user's text or that
+        Not cached: several answers at once, log-probabilities, or a last message that is not a user's text or that
         the encoder cannot take.
         """
         messages = conversation.messages
@@ -84,7 +84,7 @@ class SemanticCache:
         text = last["content"]
         who = [request.headers.get(name, "") for name in ("authorization", "x-api-key")]
         serial = None if adapter is None else adapter.serial
-        user = (getattr(body, "metadata", None) or {}).get("user_id")  # as Anthropic's clients say it
+        user = (getattr(body, "metadata", None) or {}).get("user_id")  # as Anthropic's clients request it
         rest = (who, user, serial, *messages[:-1], {**last, "content": ""})
         try:
             rows, _ = await self._service.rows([text], self._embedder.encode, self._embedder.finished)
@@ -94,7 +94,7 @@ class SemanticCache:
         return Question(space, rows[0] / max(float(np.linalg.norm(rows[0])), 1e-12))
 
     def find(self, question: Question) -> DeltaSource | None:
-        """The kept answer to the most similar question, if it is similar enough."""
+        """The cached answer to the most similar question, if it is similar enough."""
         rows = [row for row, kept in self._kept.items() if kept.space == question.space]
         if not rows:
             return None
@@ -107,14 +107,14 @@ class SemanticCache:
         return _Repeated(kept.answer, replace(kept.usage))
 
     def keep(self, question: Question, answer: Answer, usage: Usage) -> None:
-        """An answer that ended by itself and calls no tool."""
+        """Cache an answer, if it ended with `stop` and calls no tool."""
         if answer.finish != "stop" or answer.calls:
             return
         row = len(self._kept)
         if row == len(self._vectors):
             row, _ = self._kept.popitem(last=False)
         self._vectors[row] = question.vector
-        self._kept[row] = _Kept(question.space, answer, replace(usage))
+        self._kept[row] = _CachedAnswer(question.space, answer, replace(usage))
 
 
 def _digest(body: CompletionFields, rest: Sequence[object]) -> bytes:
@@ -123,14 +123,14 @@ def _digest(body: CompletionFields, rest: Sequence[object]) -> bytes:
 
 
 class _Repeated(DeltaSource):
-    """A kept answer."""
+    """A cached answer."""
 
     def __init__(self, answer: Answer, usage: Usage) -> None:
         super().__init__(usage)
         self._answer = answer
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Nothing to cancel."""
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """All of it at once."""
@@ -139,14 +139,14 @@ class _Repeated(DeltaSource):
 
 
 class Keeping(DeltaSource):
-    """An answer under way, which `cache` keeps when it ends."""
+    """A running answer, which `cache` stores when it ends."""
 
     def __init__(self, answers: Answers, cache: SemanticCache, question: Question) -> None:
         super().__init__(answers.usage)
         self._answers, self._cache, self._question = answers, cache, question
 
     def close(self) -> None:
-        """Cancel what is not finished."""
+        """Cancel unfinished answers."""
         self._answers.close()
 
     async def deltas(self) -> AsyncIterator[Delta]:

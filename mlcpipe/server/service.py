@@ -1,4 +1,4 @@
-"""What the APIs share: the engine with its tokenizer, prompts, grammars, names and metrics."""
+"""Shared by the APIs: the engine with its tokenizer, prompts, grammars, names and metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_PRIORITY = 1000
 _MAX_NAME = 200  # characters of an adapter's
 _MOST_REFUSED = 4096  # schemas
 _COMPILING = 8  # times the bytes of a schema or grammar: it takes longer than other work on them
-# To encode a text takes some 200 bytes a character: one that no context holds is refused before.
+# Encoding a text takes some 200 bytes per character: one beyond any context is refused before.
 _CHARS_A_TOKEN, _MORE_CHARS = 16, 1 << 20
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)  # as in the OpenAI API
@@ -42,9 +42,9 @@ DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)  # as in the OpenAI API
 
 @dataclass(frozen=True)
 class Facts:
-    """names: of the model, the first is its own, "*" takes any; about: what `/v1/models` says besides.
+    """names: of the model, the first is its own, "*" takes any; about: extra fields of `/v1/models`.
 
-    defaults: how tokens are drawn where a request says nothing.
+    defaults: sampling settings that a request does not set.
     """
 
     names: tuple[str, ...]
@@ -61,12 +61,12 @@ class Facts:
 
 
 def limit_chars(tokenizer: Tokenizer, context_length: int) -> None:
-    """Have a tokenizer refuse texts that no context of this length holds."""
+    """Make a tokenizer refuse texts that exceed any context of this length."""
     tokenizer.most_chars = min(tokenizer.most_chars, _CHARS_A_TOKEN * context_length + _MORE_CHARS)
 
 
 class Service(OffLoop):
-    """A model that answers. Made inside the loop that serves; it limits the texts that the tokenizer takes."""
+    """A model's service, made inside the event loop. It limits the length of texts for the tokenizer."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Service(OffLoop):
     ) -> None:
         super().__init__()
         self.engine = engine
-        self.adapters = dict(adapters or {})  # by the model's name that chooses it
-        self.loading: set[str] = set()  # names of adapters on their way
+        self.adapters = dict(adapters or {})  # by the model's name in requests
+        self.loading: set[str] = set()  # names of adapters being loaded
         self.tokenizer = tokenizer
         limit_chars(tokenizer, engine.context_length)
         self.facts = facts
@@ -101,7 +101,7 @@ class Service(OffLoop):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What `/v1/models` says besides."""
+        """Extra fields of `/v1/models`."""
         return {"tool_format": self.style.name, **self.facts.about}
 
     @property
@@ -121,8 +121,8 @@ class Service(OffLoop):
         self.facts.check(name, self.adapters)
 
     def adapter_of(self, name: str | None) -> Adapter | None:
-        """The adapter that a name chooses, None for the model as it is. Raises ApiError for one that is not served
-        here, or not any more: the model does not answer in an adapter's name.
+        """The adapter of a name, None for the model itself. Raises ApiError for one that is not served, or no more:
+        the model does not answer in an adapter's name.
         """
         self.check_model(name)
         return None if name is None else self.adapters.get(name)
@@ -135,11 +135,11 @@ class Service(OffLoop):
             raise ApiError(400, f"lora_name: there is a model {name!r} already", param="lora_name")
 
     def name_of(self, model: str | None) -> str:
-        """The name of who answers a request for a model: an adapter's, or the model's own."""
+        """The name in a response: an adapter's, or the model's own."""
         return model if model is not None and model in self.adapters else self.name
 
     def sampling(self, body: SamplingFields) -> SamplingParams:
-        """How tokens are drawn. Raises ApiError, which names the field."""
+        """The sampling settings. Raises ApiError, which names the field."""
         given: dict[str, Any] = {key: getattr(body, key) for key in _DRAWN if getattr(body, key) is not None}
         for key in ("presence_penalty", "frequency_penalty"):
             if (value := getattr(body, key)) is not None:
@@ -160,7 +160,7 @@ class Service(OffLoop):
             raise refused(error) from None
 
     def check(self, body: SamplingFields) -> None:
-        """Raises ApiError for what is refused whatever the prompt is, before the work of making one."""
+        """Raises ApiError for fields refused with any prompt, before the work of making one."""
         self.check_model(body.model)
         self.sampling(body)
         if body.priority is not None and abs(body.priority) > _MAX_PRIORITY:
@@ -171,7 +171,7 @@ class Service(OffLoop):
             raise refused(error) from None
 
     def request(self, body: SamplingFields, tokens: list[int], max_tokens: int | None) -> Request:
-        """The engine's request for one prompt. Raises ApiError where the context has no room or the adapter is gone."""
+        """The engine's request for one prompt. Raises ApiError if the context has no room or the adapter is gone."""
         length, shifts = self.engine.context_length, self.engine.context_shift
         if len(tokens) >= length and not shifts:
             message = (
@@ -191,7 +191,7 @@ class Service(OffLoop):
         )
 
     def source(self, body: SamplingFields, form: ResponseFormat | None, thinking: Thinking) -> GrammarSource | None:
-        """What the answer must match, None for anything. Raises ApiError for two of them."""
+        """The form of the answer, None for any. Raises ApiError for two of them."""
         found = constraint(body, form)
         if found is None:
             return None
@@ -247,7 +247,7 @@ class Service(OffLoop):
         ]
 
     def _find_refused(self, tools: Sequence[Tool]) -> set[bytes]:
-        """Tools whose schemas cannot be honoured; all of them where only together they cannot."""
+        """Tools whose schemas cannot be honoured; all tools if the schemas only fail together."""
         found = set()
         for tool in tools:
             try:
@@ -262,12 +262,12 @@ class Service(OffLoop):
         return found or {_digest(tool) for tool in tools}
 
     def literal(self, text: str) -> str:
-        """A marker as a Lark grammar writes it: a control token by its id, other text in quotes."""
+        """A marker in a Lark grammar: a control token by its id, other text in quotes."""
         index = self._literals.get(text)
         return json.dumps(text) if index is None else f"<[{index}]>"
 
     def start(self, requests: Sequence[tuple[Request, Reading]]) -> Answers:
-        """Ask the engine for answers. Raises ApiError where it refuses one."""
+        """Request answers of the engine. Raises ApiError if it refuses one."""
         answers = Answers(self.engine, self._waker, self.tokenizer)
         try:
             with self.engine.together:
@@ -284,7 +284,7 @@ def _digest(tool: Tool) -> bytes:
 
 
 def repeated(request: Request, n: int) -> list[Request]:
-    """The requests for `n` answers to one prompt: their seeds follow each other."""
+    """The requests for `n` answers to one prompt, with consecutive seeds."""
     seed = request.sampling.seed
     if seed is None:
         return [request] * n

@@ -1,4 +1,4 @@
-"""Server-sent events, cut when the reader leaves or does not read; answers in one piece, cut when the asker leaves."""
+"""Server-sent events, ended when the client leaves or does not read; whole answers, cancelled when it leaves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def event(content: object, name: str | None = None) -> str:
 
 
 def choice_events(frame: dict[str, Any]) -> Callable[[object], str]:
-    """Makes events of one choice; what they have in common is written once."""
+    """Makes events of one choice, whose common fields are encoded once."""
     head = encoded(frame)[:-1]
     return lambda choice: f'data: {head},"choices":[{encoded(choice)}]}}\n\n'
 
@@ -81,7 +81,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _watch(self, send: Any) -> None:
-        """Ping in silence, and return when a piece has not gone into the socket for `SLOW_READER_S`.
+        """Ping in silence, and return when a piece was not written to the socket for `SLOW_READER_S`.
 
         One task for the whole stream: a task and a timer for each piece would cost more than the piece.
         """
@@ -105,7 +105,7 @@ class EventStream(Response):
 
 
 async def unless_left(request: Request, work: Coroutine[Any, Any, _T], close: Callable[[], None]) -> _T:
-    """The result of `work`; it is stopped when the asker leaves. `close` is called in the end."""
+    """The result of `work`, which is cancelled when the client leaves. `close` is called at the end."""
     left, doing = asyncio.ensure_future(_left(request.receive)), asyncio.ensure_future(work)
     try:
         await asyncio.wait((left, doing), return_when=asyncio.FIRST_COMPLETED)

@@ -27,7 +27,7 @@ class PromptFields(EndingFields):
 
 
 class TokenizeBody(PromptFields):
-    """What to tokenize."""
+    """The body of a request."""
 
     return_token_strs: bool | None = None
 

@@ -50,7 +50,7 @@ def kernel_name(op: Op) -> str:
 
 
 def rules_of(target: Target) -> Rules:
-    """The rules of a target's kernels, in the order in which they are asked."""
+    """The rules of a target's kernels, in the order in which they are tried."""
     return rules_in(target.kernels)
 
 

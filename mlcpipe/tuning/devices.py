@@ -1,4 +1,4 @@
-"""Where a target's kernels are measured."""
+"""The devices on which a target's kernels are measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mlcpipe.compiler.backends import backend_of
 from mlcpipe.errors import TargetError
 from mlcpipe.targets import Target
-from mlcpipe.tuned.here import device_of
+from mlcpipe.tuned.local_records import device_of
 
 
 def own_measuring(target: Target) -> Any:

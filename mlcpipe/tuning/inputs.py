@@ -1,4 +1,4 @@
-"""Inputs to measure a kernel with, as a model would pass them, and the parameters that it writes.
+"""Realistic inputs to measure a kernel with, and the parameters that it writes.
 
 Page tables, lengths and positions are those of one sequence; probabilities add up to one; ids are in range.
 """
@@ -29,7 +29,7 @@ _Draw = np.random.Generator
 class Inputs:
     """A value for every parameter of a kernel; `outputs` are the indices that it writes, initially zeros.
 
-    `cold`: it reads weights or KV cache pages, which are in no cache when a model calls it.
+    `cold`: it reads weights or KV cache pages, which are not in the CPU's caches when a model calls it.
     """
 
     values: tuple[Value, ...]
@@ -132,7 +132,7 @@ def _attention(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -
 
 
 def _attend(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -> Inputs:
-    """One sequence in pages that the runtime owns: prompt rows after `keys` tokens, or few rows that end with them."""
+    """One sequence in the runtime's pages: prefill rows after `keys` tokens, or decode rows that end with them."""
     first = keys - rows if op.kind == "attend_few" else keys
     integers = _step(first, rows, draw)
     sizes = {"n": rows, "k": len(integers), "num_pages": -(-(first + rows) // PAGE)}

@@ -55,7 +55,7 @@ class Bench:
         return [(self._time(self._default), self._time(candidate)) for _ in range(count)]
 
     def close(self) -> None:
-        """Nothing lasts longer than the tensors."""
+        """Nothing to close: it only holds tensors."""
 
     def _build(self, choice: Mapping[str, int]) -> Any:
         return self._runner.build(scheduled(self._target, self._rule, self._func, {**self._knobs, **choice}))
@@ -73,7 +73,7 @@ class Bench:
 
 
 def scheduled(target: Target, rule: str, func: tirx.PrimFunc, knobs: Knobs) -> tirx.PrimFunc:
-    """The kernel that a rule makes with these knobs. Raises CompileError where it declines."""
+    """The kernel that a rule makes with these knobs. Raises CompileError if it declines."""
     kernel = apply_rule(target, rule, func, knobs)
     if isinstance(kernel, Declined):
         raise CompileError("the rule declined", found=kernel.reason)

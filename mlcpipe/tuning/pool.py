@@ -95,7 +95,7 @@ class LineProcess:
         if process is not None:
             if self._own_session and process.returncode is None and sys.platform != "win32":
                 with suppress(OSError, subprocess.TimeoutExpired):
-                    os.killpg(process.pid, signal.SIGTERM)  # also what it started, such as ssh
+                    os.killpg(process.pid, signal.SIGTERM)  # and its children, such as ssh
                     process.wait(_END_S)
             process.kill()
             process.wait()

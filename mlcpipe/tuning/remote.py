@@ -1,9 +1,9 @@
 """Measures CPU kernels on a board with nothing but Linux and ssh: neither Python nor TVM nor mlcpipe.
 
 For each candidate a static program is linked here, of the default, the candidate, their arguments and
-`mlcpipe/native/timing.c`. It goes to the board over ssh, compares the outputs there, times both in turn, prints the
-numbers and is removed. So a board needs nothing installed, and the worst that it can do to this machine is to give
-wrong times. A server of TVM's RPC can run any program on its client.
+`mlcpipe/native/timing.c`. It is sent to the board over ssh, compares the outputs there, times both in turn, prints the
+numbers and is removed. So a board needs nothing installed, and at worst it can return wrong times to this machine. In
+contrast, a server of TVM's RPC can run any program on its client.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mlcpipe.tuning.inputs import Inputs, Value
 from mlcpipe.tuning.measure import COLD_CACHES, HALF_S, UNKNOWN_CACHE, check_outputs, scheduled
 
 _MAX_COPIES, _MAX_BYTES = 256, COLD_CACHES * UNKNOWN_CACHE
-_MAX_SENT_BYTES = (1 << 20) + 64  # of a tensor, which repeats them; not a power of two, as rows are
-# Leaves nothing behind, also where the connection ends early: then `p` is stopped by its own alarm.
+_MAX_SENT_BYTES = (1 << 20) + 64  # of a tensor, which repeats them; not a power of two, unlike row lengths
+# Leaves no files behind, even if the connection ends early: then `p` is stopped by its own alarm.
 _RUN = (
     'd=$(mktemp -d) && trap "rm -rf \\"$d\\"" EXIT && trap "exit 1" HUP INT TERM && '
     'cat >"$d/p" && chmod 700 "$d/p" && "$d/p"'
@@ -44,7 +44,7 @@ _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Answer(OnlyKnown, BaseModel):
-    """What the program prints: how far each output is apart, with its largest number; seconds of each pair."""
+    """The program's output: the largest difference and number of each output; seconds of each pair."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -72,7 +72,7 @@ class Bench:
                 raise TargetError("a board compares only float32 outputs", where=target.name)
 
     def pairs(self, choice: Mapping[str, int], count: int) -> list[tuple[float, float]]:
-        """As `measure.Bench.pairs`. Raises TargetError for whatever else the board answers."""
+        """As `measure.Bench.pairs`. Raises TargetError for any other answer of the board."""
         with tempfile.TemporaryDirectory(prefix="mlcpipe-tune-") as folder:
             program = self._program(choice, count, Path(folder))
             text = ssh.run(self._host, _RUN, _RUN_S + _SEND_S, program)
@@ -81,7 +81,7 @@ class Bench:
         return answer.pairs
 
     def close(self) -> None:
-        """Nothing is left on the board."""
+        """Nothing to close: the board keeps no files."""
 
     def _program(self, choice: Mapping[str, int], count: int, folder: Path) -> Path:
         knobs = {"kernel_default": {}, "kernel_candidate": choice}
@@ -99,7 +99,7 @@ class Bench:
 
 
 def parse(text: str, host: str, outputs: int, count: int) -> Answer:
-    """The last line of what a board printed. Raises TargetError unless it has all numbers that were asked for."""
+    """The last line of a board's output. Raises TargetError unless it has all requested numbers."""
     try:
         answer = Answer.model_validate_json(text.rstrip().rpartition("\n")[2])
     except ValidationError as error:
@@ -126,7 +126,7 @@ def arguments_of(inputs: Inputs, pairs: int) -> tuple[str, bytes]:
 
 
 def _argument(value: Value, output: bool, contents: list[bytes]) -> str:
-    """A row of the table; what its tensor begins with is added to `contents`."""
+    """A row of the table; the beginning of its tensor is added to `contents`."""
     if isinstance(value, int):
         return f"  {{.value = {{.type_index = kTVMFFIInt, .v_int64 = {value}}}}},\n"
     if isinstance(value, float):

@@ -31,7 +31,7 @@ class Measurer(Protocol):
 
 @dataclass(frozen=True)
 class State:
-    """Tuning progress of one task on a device: `best` of the search so far, then `final`, the decision.
+    """Tuning progress of one task on a device: `best` so far, then the `final` decision.
 
     `default_s` is the default's median time, `nbytes` the bytes that a call reads and writes. `problem` is why
     nothing was measured; `invalid` if the record itself is at fault.
@@ -53,7 +53,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuneOptions:
     """Limits of a run (candidates per task, total seconds, None for no limit) and the device to measure on.
 
     `board` has the `host` and `arch` of an `ssh.Board`, for the CPU of another machine.
@@ -73,14 +73,14 @@ class Plan:
 Report = Callable[[State], None]
 
 
-def job_of(task: Task, plan: Plan) -> dict[str, Any]:
-    """What the worker needs to open a task."""
+def job_of(task: Task, opts: TuneOptions) -> dict[str, Any]:
+    """The worker's job to open a task."""
     import tvm
 
     return {
-        "target": plan.target,
-        "variant": plan.variant,
-        "board": plan.board,
+        "target": opts.target,
+        "variant": opts.variant,
+        "board": opts.board,
         "rule": task.rule,
         "rows": task.space.rows,
         "keys": task.space.keys,
@@ -88,14 +88,16 @@ def job_of(task: Task, plan: Plan) -> dict[str, Any]:
     }
 
 
-def tune(tasks: Sequence[Task], plan: Plan, journal: Journal, measurer: Measurer, report: Report) -> Iterator[State]:
+def tune(
+    tasks: Sequence[Task], opts: TuneOptions, journal: Journal, measurer: Measurer, report: Report
+) -> Iterator[State]:
     """Tune `tasks` in order; yields the state of each.
 
-    The first are the most work: a task may take twice an even share of the remaining budget. `report` is called
+    Tasks with the most work come first, and may take twice an even share of the remaining budget. `report` is called
     after every trial.
     """
     models: dict[tuple[str, ...], Any] = {}
-    ends = None if plan.budget_s is None else time.monotonic() + plan.budget_s
+    ends = None if opts.budget_s is None else time.monotonic() + opts.budget_s
     for index, task in enumerate(tasks):
         names = (task.rule, *task.space.knobs)
         if names not in models:
@@ -103,46 +105,46 @@ def tune(tasks: Sequence[Task], plan: Plan, journal: Journal, measurer: Measurer
         now = time.monotonic()
         share = None if ends is None else now + _SHARES * max(0.0, ends - now) / (len(tasks) - index)
         share = share if ends is None or share is None else min(share, ends)
-        yield _tune_one(task, plan, journal, measurer, report, models[names], share)
+        yield _tune_one(task, opts, journal, measurer, report, models[names], share)
 
 
 def _tune_one(
-    task: Task, plan: Plan, journal: Journal, measurer: Measurer, report: Report, model: Any, ends: float | None
+    task: Task, opts: TuneOptions, journal: Journal, measurer: Measurer, report: Report, model: Any, ends: float | None
 ) -> State:
     known = journal.of(task.key)
     searched = [trial for trial in known if not trial.final]
-    state = _with_best(State(task, plan.device, plan.variant), searched)
-    if known and known[-1].final and len(searched) >= plan.trials:
-        state = _with_final(state, known[-1], plan)
+    state = _with_best(State(task, opts.device, opts.variant), searched)
+    if known and known[-1].final and len(searched) >= opts.trials:
+        state = _with_final(state, known[-1], opts)
         report(state)
         return state
     if ends is not None and time.monotonic() >= ends:
         return state
     try:
-        state = replace(state, nbytes=int(measurer.open(job_of(task, plan))["nbytes"]))
+        state = replace(state, nbytes=int(measurer.open(job_of(task, opts))["nbytes"]))
     except MlcpipeError as error:
         state = replace(state, problem=str(error))
         report(state)
         return state
-    search = Search(task.space, f"{task.name} {task.space.bucket}", task.facts, model, plan.seed)
+    search = Search(task.space, f"{task.name} {task.space.bucket}", task.facts, model, opts.seed)
     search.learn([(trial.choice, _relative(trial)) for trial in searched])
     report(state)
-    while len(searched) < plan.trials:
-        proposed = search.propose(min(_BATCH, plan.trials - len(searched)))
+    while len(searched) < opts.trials:
+        proposed = search.propose(min(_BATCH, opts.trials - len(searched)))
         if not proposed:
             break
         batch = []
         for choice in proposed:
-            trial = _try(task, choice, plan.search_pairs, measurer)
+            trial = _try(task, choice, opts.search_pairs, measurer)
             journal.add(trial)
             batch.append(trial)
             searched.append(trial)
             state = _with_best(replace(state, best=None), searched)
             report(state)
             if ends is not None and time.monotonic() >= ends:
-                return _decide(state, searched, plan, journal, measurer, report)
+                return _decide(state, searched, opts, journal, measurer, report)
         search.learn([(trial.choice, _relative(trial)) for trial in batch])
-    return _decide(state, searched, plan, journal, measurer, report)
+    return _decide(state, searched, opts, journal, measurer, report)
 
 
 def _relative(trial: Trial) -> float | None:
@@ -172,38 +174,38 @@ def _with_best(state: State, searched: Sequence[Trial]) -> State:
 
 
 def _decide(
-    state: State, searched: Sequence[Trial], plan: Plan, journal: Journal, measurer: Measurer, report: Report
+    state: State, searched: Sequence[Trial], opts: TuneOptions, journal: Journal, measurer: Measurer, report: Report
 ) -> State:
     """Measure new pairs for the best of the search; if it loses, for the next best."""
     for trial in _ranked(searched)[:_FINALISTS]:
         if trial.verdict is None or trial.verdict.ratio <= 1:
             break
-        last = _try(state.task, trial.choice, plan.final_pairs, measurer, final=True)
+        last = _try(state.task, trial.choice, opts.final_pairs, measurer, final=True)
         journal.add(last)
-        state = _with_final(state, last, plan)
+        state = _with_final(state, last, opts)
         if state.record is not None:
             break
     report(state)
     return state
 
 
-def _with_final(state: State, last: Trial, plan: Plan) -> State:
+def _with_final(state: State, last: Trial, opts: TuneOptions) -> State:
     verdict = last.verdict
     if verdict is None:
         return state
     state = replace(state, final=verdict, choice=last.choice, default_s=verdict.default_s, record=None)
-    return replace(state, record=record_of(state.task, last.choice, verdict, plan)) if verdict.wins else state
+    return replace(state, record=record_of(state.task, last.choice, verdict, opts)) if verdict.wins else state
 
 
-def record_of(task: Task, choice: Mapping[str, int], verdict: Verdict, plan: Plan) -> Record:
+def record_of(task: Task, choice: Mapping[str, int], verdict: Verdict, opts: TuneOptions) -> Record:
     """The record of a winning choice."""
     return Record(
         kernel=task.kernel,
         name=task.name,
         rule=task.rule,
         bucket=task.space.bucket,
-        variant=plan.variant,
-        device=plan.device,
+        variant=opts.variant,
+        device=opts.device,
         knobs=dict(choice),
         default_us=round(verdict.default_s * 1e6, 1),
         tuned_us=round(verdict.candidate_s * 1e6, 1),
@@ -214,20 +216,20 @@ def record_of(task: Task, choice: Mapping[str, int], verdict: Verdict, plan: Pla
 
 
 def verify(
-    tasks: Sequence[Task], records: Sequence[Record], plan: Plan, measurer: Measurer, report: Report
+    tasks: Sequence[Task], records: Sequence[Record], opts: TuneOptions, measurer: Measurer, report: Report
 ) -> Iterator[State]:
     """Measure the tasks' records again; a state has its record, with new times, if it still wins."""
     for task in tasks:
         for record in filter(task.is_of, records):
-            state = State(task, plan.device, plan.variant, choice=record.knobs)
+            state = State(task, opts.device, opts.variant, choice=record.knobs)
             problem = task.space.check(record.knobs)
             state = replace(state, invalid=bool(problem))
             try:
                 if not problem:
-                    state = replace(state, nbytes=int(measurer.open(job_of(task, plan))["nbytes"]))
+                    state = replace(state, nbytes=int(measurer.open(job_of(task, opts))["nbytes"]))
                     state = replace(state, invalid=True)  # a failure from here on is the record's, not the default's
-                    trial = Trial(task.key, record.knobs, judge(measurer.measure(record.knobs, plan.final_pairs)), True)
-                    state = _with_final(replace(state, invalid=False), trial, plan)
+                    trial = Trial(task.key, record.knobs, judge(measurer.measure(record.knobs, opts.final_pairs)), True)
+                    state = _with_final(replace(state, invalid=False), trial, opts)
             except MlcpipeError as error:
                 problem = str(error)
             state = replace(state, problem=problem)

@@ -1,7 +1,7 @@
-"""Commands on a board, over the user's own ssh: one connection each, nothing asked, nothing forwarded.
+"""Commands on a board, over the user's own ssh: one connection each, no questions, no forwarding.
 
-Only bytes cross it: a script of ours goes there with the bytes that it reads, and what comes back is bounded text. The
-board is not trusted: no protocol here lets it ask for anything, and who reads its text takes it as data.
+Only bytes cross it: our script with its input goes there, bounded text comes back. The board is not trusted: no
+protocol lets it ask for anything, and its text is treated as data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Board:
 
 
 def look_at(host: str) -> Board:
-    """What a board is. Raises UsageError for a host that ssh would not take for one, and TargetError."""
+    """Describe a board. Raises UsageError for a string that ssh would not accept as a host, and TargetError."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:@%/\[\]-]{0,254}", host):
         raise UsageError("--ssh", expected="a host as `ssh` takes it, such as pi@board.local", found=repr(host)[:80])
     cpuinfo, _, machine = run(host, _LOOK, _LOOK_S).rstrip().rpartition("\n")
@@ -71,7 +71,7 @@ def target_there(target: Target, arch: str) -> Target:
 
 
 def run(host: str, script: str, limit_s: float, given: Path | str = os.devnull) -> str:
-    """What a script, in which no single quote may be, prints on a board, with the file `given` as its input.
+    """The output of a script, without single quotes, on a board with the file `given` as its input.
 
     Raises TargetError if it fails, prints more than MAX_ANSWER_BYTES or takes longer than `limit_s`.
     """

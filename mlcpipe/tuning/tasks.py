@@ -21,11 +21,11 @@ from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.json_files import read_json_object
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.quantization.plan import MIXED, load_plan
+from mlcpipe.quantization.recipe import MIXED, load_recipe
 from mlcpipe.targets import Target, Variant
 from mlcpipe.tuned.kernels import kernel_hash, kernel_name, spaces_of
 from mlcpipe.tuned.records import Record
-from mlcpipe.weights.keep import keep, planned
+from mlcpipe.weights.native_formats import keep, planned
 from tir_schedules.op import Op, op_of
 from tir_schedules.paged import ATTENTION
 from tir_schedules.space import Space
@@ -36,7 +36,7 @@ _ATTEND = "vm.builtin.attention_kv_cache_attention_with_fused_qkv"
 
 @dataclass(frozen=True)
 class Model:
-    """The model properties that its kernels depend on. Weights that are kept have the formats of the checkpoint."""
+    """The model properties that its kernels depend on. Kept weights have the formats of the checkpoint."""
 
     config: Mapping[str, Any]
     quantization: str
@@ -86,7 +86,7 @@ class Task:
 
 
 def model_of(path: Path, quantization: str | None) -> Model:
-    """The model of a bundle, with the bundle's quantization, or of a checkpoint folder or GGUF file; None: its default.
+    """The model of a bundle, in its own quantization, or of a checkpoint folder or GGUF file, by default the usual one.
 
     Raises BundleError, CheckpointError or ConfigError.
     """
@@ -103,23 +103,23 @@ def model_of(path: Path, quantization: str | None) -> Model:
 
 
 def lower(model: Model, target: Target) -> Lowering:
-    """The model's kernels before any schedule, as in `compile`. Raises UsageError for bundles that do not say all."""
+    """The model's unscheduled kernels, as in `compile`. Raises UsageError for bundles that lack information."""
     if model.quantization == KEEP and model.checkpoint is None:
         raise UsageError("kernels of kept weights are tuned from their GGUF file", next_step="give the file")
     if model.quantization.startswith(MIXED):
         raise UsageError(
-            "kernels of a plan are tuned from its checkpoint", next_step="give that, and the plan as --quantization"
+            "kernels of a recipe are tuned from its checkpoint", next_step="give that, and the recipe as --quantization"
         )
     use_threads()
-    plan = load_plan(model.quantization)
-    module = prepare_model(model.config, target, plan.scheme, model.kv_cache_dtype)
+    recipe = load_recipe(model.quantization)
+    module = prepare_model(model.config, target, recipe.scheme, model.kv_cache_dtype)
     context = context_length(module, target, model.context)
-    state = export(module, target, plan.scheme, prefill_chunk(module, target, context))
+    state = export(module, target, recipe.scheme, prefill_chunk(module, target, context))
     formats = kept_formats(target)
     if model.checkpoint is not None and model.quantization == KEEP:
         weights = keep(state.weights, model.checkpoint, target, formats)
     else:
-        weights = planned(state.weights, plan, target, formats, output_of(module))
+        weights = planned(state.weights, recipe, target, formats, output_of(module))
     state = replace(state, weights=weights)
     return pipeline.run(state, *pipeline.SHARED)
 
@@ -144,7 +144,7 @@ def tasks_of(state: Lowering, variant: Variant) -> list[Task]:
 
 
 def _caller(rule: str, op: Op, space: Space) -> str:
-    """The function that calls a kernel with a range's rows: on CPUs a matmul's few rows are those of decode."""
+    """The function that calls a kernel with a range's rows: on CPUs a matmul's few rows are decode rows."""
     few = rule in _ROW_KINDS and not op.many_rows
     return "decode" if few or space.rows == 1 else "prefill"
 

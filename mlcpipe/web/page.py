@@ -1,7 +1,7 @@
 """Finds the built page in the package, or builds it from the sources in a checkout.
 
 Only building the page needs Node. The page is 6 MB, most of it WebLLM, so it is not in git. A wheel contains it
-(`make page` before the wheel is built), so users of a release need no Node.
+(run `make page` before building the wheel), so users of a release need no Node.
 """
 
 from __future__ import annotations

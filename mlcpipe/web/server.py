@@ -93,7 +93,7 @@ class SiteServer(ThreadingHTTPServer):
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
-        """Give the place back when the connection ends."""
+        """Free the slot when the connection ends."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -21,7 +21,7 @@ SITE_JSON = "site.json"
 SITE_FORMAT = 1
 LICENSES = "licenses-model.txt"
 """Licences of what a library for browsers is linked with; those of the page are in its licenses.md."""
-# Files that the page fetches besides weights and library; the bundle's other files are for other hosts.
+# Files that the page fetches in addition to weights and library; the bundle's other files are for other hosts.
 _NEEDED = ("mlc-chat-config.json", "tokenizer.json", "tensor-cache.json")
 
 

@@ -25,7 +25,7 @@ _SHARD_BYTES = 512 << 20
 def quantized(
     weights: Sequence[Weight], checkpoint: Checkpoint, method: str
 ) -> Iterator[tuple[str, NDArray[Any], int]]:
-    """What `load` yields for each weight."""
+    """The items that `load` yields for each weight."""
     for weight in weights:
         yield from load(weight, checkpoint, method)
 
@@ -40,8 +40,8 @@ def convert_weights(
 ) -> dict[str, FileInfo]:
     """Write `params_shard_*.bin` (size limited by `target`) and `tensor-cache.json`; return each file's size and hash.
 
-    `arrays` are all that `load` yields for the weights, in any order. Private memory use, besides theirs, is a few
-    copies of one logical weight (for joined projections, of the joined matrix).
+    `arrays` are all items of `load` for the weights, in any order. Private memory use is theirs and a few copies of one
+    logical weight (for joined projections, of the joined matrix).
     Raises CheckpointError for a wrong shape or values that the stored dtype cannot hold,
     ResourceError when the disk is full.
     """

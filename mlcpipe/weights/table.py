@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from tvm.relax.frontend import nn
 
 from mlcpipe.checkpoint import Checkpoint, TensorInfo
-from mlcpipe.checkpoint.parts import Parts, joined
+from mlcpipe.checkpoint.quantized_matrix import Parts, joined
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization.inputs import Inputs
-from mlcpipe.quantization.kept import pack_parts
 from mlcpipe.quantization.layout import Layout
+from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
 
@@ -110,7 +110,7 @@ def join(weights: Sequence[Weight], name: str) -> Weight:
 
 
 def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
-    """The weight as a bundle stores it: packed in `layout` by its own scheme, else `scheme` or none, or a vector."""
+    """The weight in its stored form: packed in `layout` by its own scheme, else by `scheme` or none; or a vector."""
     if weight.scheme is not None:
         return replace(weight, layout=layout)
     if weight.kind == "float32":
@@ -124,7 +124,7 @@ def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
 def as_named(
     weights: Sequence[Weight], checkpoint: Checkpoint, prefixes: Sequence[str], unused: Sequence[str]
 ) -> tuple[tuple[Weight, ...], tuple[str, ...]]:
-    """The weights with the checkpoint's prefix in the place of `model.`, and how names of `unused` tensors begin.
+    """The weights with the checkpoint's prefix instead of `model.`, and the prefixes of `unused` tensors.
 
     The prefix is the first of `prefixes` with which the checkpoint has the first weight.
     """
@@ -141,7 +141,7 @@ def as_named(
 def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool, unused: Sequence[str] = ()) -> None:
     """Check that every checkpoint tensor is used exactly once, and every source has the right shape.
 
-    Tensors whose names begin like `unused` may be there.
+    Tensors whose names begin with one of `unused` are allowed.
 
     Raises CheckpointError naming the first tensor that is missing, misshapen, unused or used twice.
     """

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
+from mlcpipe.compiler import device_library
 from mlcpipe.compiler.backends.nvrtc import codegen as build
 from mlcpipe.compiler.backends.nvrtc.nvrtc import Nvrtc
 from tests.emulator import process
@@ -67,6 +68,7 @@ def _compile(source: Path, output: Path, *options: str) -> None:
 
 def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """From now on the target's compiler makes kernels for the emulator."""
+    monkeypatch.setattr(device_library, "kernel_store", lambda dump: None)  # it has NVRTC's
     monkeypatch.setattr(build, "fat_binary", lambda nvrtc, names: lambda source: compile_kernels(source, folder))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe.bundle import read_manifest
+from mlcpipe.compiler import device_library
 from mlcpipe.compiler.backends import find_writer
 from mlcpipe.compiler.backends.nvrtc import nvrtc as nvrtc_module
 from mlcpipe.compiler.backends.nvrtc.nvrtc import MachineCode, Nvrtc, find_nvrtc
@@ -80,6 +81,7 @@ def test_a_bundle_carries_a_fat_binary(nvrtc: Nvrtc, tmp_path: Path, monkeypatch
         seen.append(codes)
         return bundled(self, codes)
 
+    monkeypatch.setattr(device_library, "kernel_store", lambda dump: None)
     monkeypatch.setattr(Nvrtc, "bundle", keep)
     bundle = mlcpipe.compile(write_llama(tmp_path / "checkpoint"), target="cuda-sm86", output=tmp_path / "bundle")
     assert [code.architecture for codes in seen for code in codes] == ["sm_86"]

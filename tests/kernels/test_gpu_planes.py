@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as I
 
 from mlcpipe.nn import definitions
 from mlcpipe.passes.schedule_kernels import first_rule
-from mlcpipe.quantization import kept
+from mlcpipe.quantization import native_formats
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import load_target
@@ -22,7 +22,7 @@ from tir_schedules.rule import rules_in
 
 K, LAYOUT = 2 * RUN, load_layout("rows32_pairs")
 INTEGERS = ("uint4_g64_f16", "affine8_g64_bf16", "int8_row_f32", "fp4_g16_f32")
-FORMATS = {**kept.SCHEMES, **{name: kept.kept_scheme(name) for name in INTEGERS}}
+FORMATS = {**native_formats.SCHEMES, **{name: native_formats.native_scheme(name) for name in INTEGERS}}
 OWN_RULES = {"matmul": "matmul", "gated_matmul": "matmul", "expert_matmul": "expert_matmul"}
 
 
@@ -70,7 +70,7 @@ def test_codes_and_levels_of_every_format() -> None:
         codes = np.random.default_rng(7).integers(0, len(scheme.table) or 1 << scheme.bits, (1, K), dtype=np.uint8)
         args = tensors(
             (
-                kept.pack_codes(codes, scheme.bits, scheme.bits == 8 and not scheme.blocked)[0],
+                native_formats.pack_codes(codes, scheme.bits, scheme.bits == 8 and not scheme.blocked)[0],
                 np.full(K, np.nan, np.float32),
             )
         )

@@ -9,7 +9,7 @@ import pytest
 from tvm import sym, tirx
 
 from mlcpipe.nn import definitions
-from mlcpipe.quantization import kept
+from mlcpipe.quantization import native_formats
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import unpack
 from mlcpipe.quantization.scheme import load_scheme
@@ -108,7 +108,7 @@ def test_sums_of_the_largest_products_fit(name: str) -> None:
     scheme = scheme_named(name)
     code = int(np.argmax(scheme.table or range(1 << scheme.bits)))
     rows = {name: np.ones(shape, dtype) for name, (shape, dtype) in scheme.shapes(n, k).items()}
-    rows["q_weight"] = kept.pack_codes(np.full((n, k), code, np.uint8), scheme.bits)
+    rows["q_weight"] = native_formats.pack_codes(np.full((n, k), code, np.uint8), scheme.bits)
     x = np.ones((3, k), np.float32)
     stored = load_layout(LAYOUT).repack(scheme, rows, n, k).values()
     kernel = compile_together({"f": Int8Matmul("avx2", name, n, k).build()})["f"]

@@ -25,6 +25,7 @@ CASES = (
     *K_QUANTS,
     *TABLES,
 )
+SLOTS = (("lfm2", "Q4_0"),)  # not for browsers
 # Experts whose gate and up differ, as `--tensor-type` makes them.
 MIXED = (("mixtral", "Q4_K+Q3_K"), ("qwen3_moe", "Q8_0+F16"), ("gpt_oss", "MXFP4+Q4_0"))
 # What GGUF stores; the rest of a family's variants it cannot tell.

@@ -29,8 +29,8 @@ from mlcpipe.errors import ConfigError, UsageError
 from mlcpipe.files import text_hash
 from mlcpipe.models import model_types
 from mlcpipe.progress import SilentProgress
-from mlcpipe.quality.measure import OWN_TEXT, Plan, measure
-from mlcpipe.quantization.plan import load_plan
+from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure
+from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.targets import load_target
 from mlcpipe.weights.table import load
 from tests.models import tiny, tiny_encoders
@@ -84,9 +84,9 @@ def test_a_text_streams_through_the_layers(family: str, tmp_path: Path) -> None:
 
 
 def is_quantized(name: str, output: str) -> bool:
-    """Whether a tensor is a matrix of a layer or the output, and no router."""
+    """Whether a tensor is a matrix of a layer or the output, and no router or convolution."""
     return name == output or (name.startswith("model.layers.") and "norm" not in name and not name.endswith(
-        ("bias", ".gate.weight", ".router.weight", ".sinks")
+        ("bias", ".gate.weight", ".router.weight", ".sinks", ".conv.conv.weight")
     ))  # fmt: skip
 
 
@@ -159,7 +159,7 @@ PLAN = """default = "q4f16_1"
 def test_gptq_of_a_plan_errs_less_than_a_search_in_each_scheme(source: Path, tmp_path: Path) -> None:
     """By the mean square of what the first layer's matrices give on the text, whose inputs nothing has rounded."""
     (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
-    plan, checkpoint = load_plan(str(tmp_path / "plan.toml")), open_checkpoint(source)
+    plan, checkpoint = load_recipe(str(tmp_path / "plan.toml")), open_checkpoint(source)
     job = lower(checkpoint, load_target("cpu"), plan)
     assert job.tokenizer is not None
     model = model_of(checkpoint)
@@ -232,13 +232,13 @@ def test_quality_is_not_measured_on_a_text_that_weights_were_fitted_to(source: P
     numbers, bits = tmp_path / "numbers.txt", tmp_path / "bits.txt"
     numbers.write_text(WORDS, encoding="utf-8")
     bits.write_text(WORDS[::-1] + "\n", encoding="utf-8")
-    plan = replace(load_plan("q4f16_1"), text_sha256=text_hash(WORDS[::-1]))
+    plan = replace(load_recipe("q4f16_1"), text_sha256=text_hash(WORDS[::-1]))
     bundle = mlcpipe.compile(
         source, target="cpu-native", quantization=plan, calibration=numbers, output=tmp_path / "bundle"
     )
     for text in (numbers, bits):
         with pytest.raises(UsageError, match=f"weights were fitted to this text .*{text.name}"):
-            measure(Plan(bundle, bundle, text), SilentProgress())
+            measure(QualityOptions(bundle, bundle, text), SilentProgress())
 
 
 @pytest.mark.alone

@@ -9,8 +9,11 @@ import pytest
 
 AutoConfig = pytest.importorskip("transformers", reason="it knows the fields of families").AutoConfig
 
+from mlcpipe.compiler.export import prepare_model
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model
+from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.targets import load_target
 from tests.models.small_configs import EXPERTS, FAMILIES, LONG, YARN, build, config, names, slides, traits
 
 # (fields, words that the error must contain): refused in every family.
@@ -172,6 +175,11 @@ def test_refused(family: str, fields: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(family, **fields)
     assert word in str(caught.value)
+
+
+def test_a_browser_s_cache_refuses_layers_that_do_not_attend() -> None:
+    with pytest.raises(ConfigError, match="layers of lfm2 in webgpu; expected attention .* in every layer"):
+        prepare_model(config("lfm2"), load_target("webgpu"), load_scheme("q4f32_1"))
 
 
 # Fields that published files carry and that change nothing.

@@ -22,8 +22,8 @@ from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import TargetError
 from mlcpipe.models import build_model, model_types
 from mlcpipe.nn.causal_lm import ModelFacts
-from mlcpipe.quantization.kept import kept_scheme
-from mlcpipe.quantization.plan import load_plan
+from mlcpipe.quantization.native_formats import native_scheme
+from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.targets import load_target
 from tests.conftest import EXACT
 from tests.models import kept, tiny
@@ -66,7 +66,7 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
 @pytest.mark.full_cases(
     "llama-F16", "mixtral-Q4_K", "gpt_oss-MXFP4", "qwen2-Q6_K", "llama-IQ4_XS", "olmo2-IQ1_S", "mixtral-Q4_K+Q3_K",
 )  # fmt: skip
-@pytest.mark.parametrize("model_type, kind", [*kept.CASES, *kept.MIXED])
+@pytest.mark.parametrize("model_type, kind", [*kept.CASES, *kept.MIXED, *kept.SLOTS])
 def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind: str, tmp_path: Path) -> None:
     """Activations in float32: sums of the same products in another order."""
     target = tmp_path / "exact.toml"
@@ -89,10 +89,10 @@ def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind:
 
 def test_experts_in_two_formats_are_stored_apart(tmp_path: Path) -> None:
     found = open_checkpoint(kept.kept_file("mixtral", "Q4_0+Q8_0", tmp_path)[1])
-    target, plan, name = load_target("cpu"), load_plan("keep"), "model.layers.0.block_sparse_moe.experts"
+    target, plan, name = load_target("cpu"), load_recipe("keep"), "model.layers.0.block_sparse_moe.experts"
     stored = {weight.name: weight for weight in stored_weights(found, target, plan)}
     gate, up = (stored[f"{name}_gate_up.part{i}.weight"] for i in range(2))
-    assert gate.shape == up.shape and (gate.scheme, up.scheme) == (kept_scheme("Q4_0"), kept_scheme("Q8_0"))
+    assert gate.shape == up.shape and (gate.scheme, up.scheme) == (native_scheme("Q4_0"), native_scheme("Q8_0"))
     assert gate.sources[1] == (f"{name}.1.w1.weight",) and up.sources[1] == (f"{name}.1.w3.weight",)
     odd = replace(found.info(f"{name}.1.w1.weight"), dtype="Q6_K")
     changed = replace(found, tensors={**found.tensors, odd.name: odd})

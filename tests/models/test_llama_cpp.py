@@ -16,7 +16,7 @@ import mlcpipe
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.gguf.header import read_header
 from mlcpipe.progress import SilentProgress
-from mlcpipe.quality.measure import Plan, measure
+from mlcpipe.quality.measure import QualityOptions, measure
 from mlcpipe.resources import demo_model_path
 from tests.conftest import exact_target
 from tests.unit.checkpoint.gguf_files import write_gguf
@@ -91,7 +91,7 @@ def test_greedy_tokens_and_divergence(kind: str, llama_cpp: Any, exact: Path, tm
     text = tmp_path / "text.txt"
     text.write_text((Path(mlcpipe.__file__).parent / "quality" / "text.txt").read_text(encoding="utf-8")[:12000])
     # Both programs round activations to int8, in other groups: on this model that alone differs by up to 4e-4.
-    ours = measure(Plan(rounded, reference, text, 4 * WINDOW, WINDOW), SilentProgress()).quality.prefill
+    ours = measure(QualityOptions(rounded, reference, text, 4 * WINDOW, WINDOW), SilentProgress()).quality.prefill
     tokens = engine.tokenizer.encode(text.read_text(encoding="utf-8"))
     windows = [tokens[i * WINDOW : (i + 1) * WINDOW] for i in range(4)]
     divergences = np.concatenate([divergence(llama_cpp, file, exact, window) for window in windows])

@@ -23,7 +23,7 @@ from mlcpipe.files import text_hash
 from mlcpipe.progress import SilentProgress
 from mlcpipe.pruning.prune import FAMILIES, Pruned, prune
 from mlcpipe.pruning.recipe import Recipe, read_recipe
-from mlcpipe.quality.measure import Plan, measure
+from mlcpipe.quality.measure import QualityOptions, measure
 from tests.models import tiny
 
 pytestmark = pytest.mark.full
@@ -148,7 +148,7 @@ def test_quality_is_not_measured_on_a_text_that_pruned_the_bundle_or_its_referen
     )
     for bundle, reference, whose in ((pruned, original, "bundle"), (original, pruned, "reference")):
         with pytest.raises(UsageError, match=f"the {whose}'s weights were fitted to this text .*{text.name}"):
-            measure(Plan(bundle, reference, text), SilentProgress())
+            measure(QualityOptions(bundle, reference, text), SilentProgress())
 
 
 @pytest.fixture(scope="module")

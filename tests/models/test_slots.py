@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,14 @@ pytest.importorskip("transformers", reason="the checkpoint is a transformers mod
 
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
+from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.runtime.serving import interface
 from mlcpipe.runtime.serving.core import GREEDY
 from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.open_engine import open_engine
+from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
 from mlcpipe.runtime.serving.sequence import Request, Sequence
 from tests.models import tiny
 from tests.models.stepping import Steps
@@ -23,6 +29,7 @@ from tests.models.stepping import Steps
 CASE = tiny.TinyCase("lfm2", "default", {"num_hidden_layers": 4, "full_attn_idxs": [1, 2]})
 PROMPT, ANSWER = 100, 20  # the last token of the answer is not computed
 LAST_BORDER = (PROMPT - 1) // 16 * 16
+LONG_CHUNKS = Limits(256, prefill_chunk=128, sequences=16)
 
 
 @pytest.fixture(scope="module", params=["cpu-native", pytest.param("vulkan", marks=pytest.mark.full)])
@@ -62,6 +69,11 @@ def answered(steps: Steps, tokens: list[int], *, exact: bool = True) -> Sequence
     return sequence
 
 
+def _with_result(work: Generator[None, None, Any]) -> Iterator[Any]:
+    """What a generator yields, then what it returns."""
+    yield (yield from work)
+
+
 def test_a_prompt_cut_at_any_token_has_the_same_bits(bundle: LoadedBundle) -> None:
     model, tokens = LoadedModel(bundle), words(40)
     whole = model.all_logits(tokens)
@@ -71,7 +83,7 @@ def test_a_prompt_cut_at_any_token_has_the_same_bits(bundle: LoadedBundle) -> No
 
 
 def test_a_prompt_starts_where_one_that_begins_like_it_left_a_checkpoint(bundle: LoadedBundle) -> None:
-    steps, prompt = Steps(bundle, limits=Limits(256, prefill_chunk=128, sequences=16)), words(PROMPT)
+    steps, prompt = Steps(bundle, limits=LONG_CHUNKS), words(PROMPT)
     first = answered(steps, prompt)
     assert (first.cached, answered(steps, [*prompt, *words(30, 1)]).cached) == (0, LAST_BORDER)
     assert answered(steps, [*first.tokens, 5], exact=False).cached == (PROMPT + ANSWER - 1) // 16 * 16  # its own
@@ -118,6 +130,17 @@ def test_preempted_in_mid_answer(bundle: LoadedBundle) -> None:
     np.testing.assert_array_equal(steps.logits[high.id], alone(bundle, words(150, 3), 10))
 
 
+def test_a_saved_prefix_is_found_by_another_engine(bundle: LoadedBundle) -> None:
+    one, other = (Steps(bundle, limits=LONG_CHUNKS) for _ in range(2))
+    prompt = words(PROMPT)
+    answered(one, prompt)
+    copying = copy_prefix(one.core, prompt[:LAST_BORDER], "")
+    *_, (count, states) = _with_result(copying)
+    assert count == LAST_BORDER
+    *_, _ = _with_result(restore_prefix(other.core, SavedChat(prompt[:count], count, None, states), ""))
+    assert answered(other, prompt).cached == LAST_BORDER
+
+
 @pytest.mark.parametrize("length", [15, 16, 17, 100])
 def test_a_saved_chat_goes_on(path: Path, length: int, tmp_path: Path) -> None:
     one, other, sampling = Engine(path), Engine(path), SamplingParams(seed=1)
@@ -130,3 +153,18 @@ def test_a_saved_chat_goes_on(path: Path, length: int, tmp_path: Path) -> None:
     ]
     assert turns[0].token_ids == turns[1].token_ids
     assert [turn.stats and turn.stats.cached_tokens for turn in turns] == [len(tokens) - 1] * 2
+
+
+@pytest.mark.full
+def test_a_model_without_attention_is_served(tmp_path: Path) -> None:
+    """All it keeps is in slots."""
+    case = tiny.TinyCase("lfm2", "default", {"layer_types": ["conv"] * 3})
+    path = mlcpipe.compile(
+        tiny.write_tiny(case, tmp_path / "checkpoint", seed=0), target="cpu-native", quantization="q0f32",
+        output=tmp_path / "bundle", context_length=128,
+    )  # fmt: skip
+    greedy = SamplingParams(temperature=0.0)
+    expected = Engine(path).generate(words(40), sampling=greedy, max_tokens=ANSWER, ignore_eos=True).token_ids
+    engine = open_engine(LoadedModel(load_bundle(path)), max_queue=4, sequences=2, step_s=0.1, drafts=False)
+    assert [event.token for event in engine.submit(interface.Request(words(40), ANSWER, greedy))] == expected
+    engine.close()

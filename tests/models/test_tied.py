@@ -17,7 +17,7 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.export import OUTPUT_NAMES
 from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import CheckpointError
-from mlcpipe.quantization.plan import load_plan
+from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.targets import load_target
 from tests.models.small_configs import FAMILIES, build
 from tests.models.tiny import TinyCase, write_tiny
@@ -71,7 +71,7 @@ def reference(folder: Path, tensors: dict[str, np.ndarray]) -> tuple[str, ...] |
 def ours(folder: Path, tensors: dict[str, np.ndarray]) -> tuple[str, ...] | None:
     checkpoint = open_checkpoint(folder)
     try:
-        weights = {w.name: w for w in stored_weights(checkpoint, load_target("cpu-native"), load_plan("q0f32"))}
+        weights = {w.name: w for w in stored_weights(checkpoint, load_target("cpu-native"), load_recipe("q0f32"))}
     except CheckpointError as error:
         assert "is missing" in str(error) and (EMBEDDING in str(error) or HEAD in str(error))
         return None

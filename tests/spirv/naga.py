@@ -129,9 +129,10 @@ def compiled(checkpoint: Path, target: Path, quantization: str, output: Path) ->
 
 def _main(checkpoint: str, target: str, quantization: str, output: str) -> None:
     import mlcpipe
-    from mlcpipe.compiler import driver_check
+    from mlcpipe.compiler import device_library, driver_check
     from mlcpipe.compiler.backends.spirv import codegen as build
 
+    device_library.kernel_store = lambda dump: None  # it has kernels of another code generator
     build.register = _register
     # The driver check has vectors, which TVM's rules for WGSL do not take.
     functions, plain = driver_check.functions, PREFIX + "arithmetic"

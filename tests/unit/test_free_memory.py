@@ -122,7 +122,7 @@ def test_resource_limits(limit: str, shell: str) -> None:
 
 
 CHAT = """
-import mlcpipe.runtime.engine, mlcpipe.cli.chat.once, mlcpipe.cli.chat.session
+import mlcpipe.runtime.engine, mlcpipe.cli.chat.single_prompt, mlcpipe.cli.chat.session
 from mlcpipe.cli import main
 limited()
 sys.exit(main(["chat", sys.argv[1], "--prompt", "Hello!"]))

@@ -62,7 +62,7 @@ def test_a_cached_bundle_of_another_user_is_refused(cache: Path, cached: Path, p
     os.chown(cache / part, 54321, -1)
     with pytest.raises(
         BundleError,
-        match=r"others may have written what would run in .*; expected owner 0.*; found the owner 54321; delete",
+        match=r"others may have written this code in .*; expected owner 0.*; found the owner 54321; delete",
     ):
         mlcpipe.Engine(cached)
 
@@ -92,7 +92,7 @@ def test_a_planted_plugin_is_not_loaded(cache: Path) -> None:
         path.parent.chmod(0o777), path.parent.parent.chmod(0o755)
         plugin.load()"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert "TargetError: others may have written what would run" in done.stderr and done.returncode == 1
+    assert "TargetError: others may have written this code" in done.stderr and done.returncode == 1
 
 
 def test_modes_count_up_to_the_root_alone(tmp_path: Path) -> None:

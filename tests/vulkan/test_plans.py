@@ -10,7 +10,7 @@ import pytest
 import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.devices import vulkan
-from mlcpipe.quantization.plan import plan_text
+from mlcpipe.quantization.recipe import recipe_text
 from tests.conftest import EXACT, TinyLlama, write_llama
 
 pytestmark = pytest.mark.usefixtures("kernels_are_valid")
@@ -24,7 +24,7 @@ TENSORS = {"model.embed_tokens.weight": "Q6_K", "*.v_proj.weight": "q8f16_1", "*
 @pytest.mark.parametrize("quantization", [pytest.param("q4f16_m", marks=pytest.mark.everything), "plan"])
 def test_a_mixture_is_the_same_on_a_gpu(quantization: str, gpu: vulkan.Device, tmp_path: Path) -> None:
     checkpoint, plan, exact = write_llama(tmp_path / "checkpoint", SIZES), tmp_path / "plan.toml", tmp_path / "cpu.toml"
-    plan.write_text(plan_text("q4f16_1", TENSORS.items()), encoding="utf-8")
+    plan.write_text(recipe_text("q4f16_1", TENSORS.items()), encoding="utf-8")
     exact.write_text(EXACT, encoding="utf-8")
     engines = [
         Engine(mlcpipe.compile(

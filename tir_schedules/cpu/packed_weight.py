@@ -23,7 +23,7 @@ class Packed:
     """Facts of a packed weight [N, K]; bits 0 means plain floats of `dtype`.
 
     `kept` ones are those of a checkpoint: all codes and signs of scales occur. `blocked` ones have bit planes, or other
-    numbers than scales of 32 or of a row. See `mlcpipe/quantization/kept.py`.
+    numbers than scales of 32 or of a row. See `quantization/native_formats.py`.
     """
 
     n: int

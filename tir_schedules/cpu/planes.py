@@ -1,4 +1,4 @@
-"""Codes in bit planes and their scales, as vectors: see `mlcpipe/quantization/kept.py` for the order of the bits."""
+"""Codes in bit planes and their scales, as vectors: see `quantization/native_formats.py` for the order of the bits."""
 
 from __future__ import annotations
 

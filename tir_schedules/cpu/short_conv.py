@@ -12,7 +12,7 @@ from tir_schedules.builder import Buffer, Expr
 from tir_schedules.conv_shape import ConvShape, Inputs
 from tir_schedules.cpu.vectors import Registers, load, splat, store, value
 
-_SERIAL = 8192  # numbers; waking threads for fewer costs more than the work
+_SERIAL = 32768  # numbers; waking threads for fewer costs more than the work
 
 
 def short_conv(shape: ConvShape) -> tirx.PrimFunc:

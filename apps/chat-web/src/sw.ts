@@ -19,17 +19,17 @@ self.addEventListener("install", (event) => {
 });
 
 async function keepPage(): Promise<void> {
-  // Names in assets/ carry a hash: what the browser has just fetched for the page will do.
+  // Names in assets/ carry a hash: the browser's cached copy will do.
   const requests = __PRECACHE__.map((path) => new Request(path, { cache: path.startsWith("assets/") ? "default" : "reload" }));
   await (await caches.open(PAGE)).addAll(requests);
 }
 
-/** What the page read before this worker was there to see it. */
+/** Files that the page read before this worker was active. */
 async function keepFacts(): Promise<void> {
   const cache = await caches.open(FACTS);
   await cache.add("site.json");
   const site = (await (await cache.match("site.json"))!.json()) as { choices: { path: string }[] };
-  // A bundle with several libraries is named for each; `addAll` refuses what it is asked for twice.
+  // A bundle with several libraries is named for each; `addAll` refuses duplicates.
   await cache.addAll([...new Set(site.choices.map(({ path }) => `${path.replace(/\/?$/, "/")}mlcpipe.json`))]);
 }
 
@@ -55,7 +55,7 @@ async function cached(path: string, request: Request): Promise<Response> {
   return (await (await caches.open(PAGE)).match(path)) ?? fetch(request);
 }
 
-/** From the network, so that a new model is seen; what was seen last where there is none. */
+/** From the network, so that a new model is seen; offline the last copy. */
 async function freshest(request: Request): Promise<Response> {
   const cache = await caches.open(FACTS);
   const old = await cache.match(request.url);

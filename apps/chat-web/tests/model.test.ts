@@ -153,7 +153,7 @@ describe("figures", () => {
     for (let t = 11_000; t <= 20_000; t += 1000) rate.add(t, 10_000);
     expect(rate.perSecond()).toBe(0);
     expect(rate.left(20_000)).toBeNull();
-    rate.add(21_000, 5000); // a refused file starts anew
+    rate.add(21_000, 5000); // a refused file starts over
     expect(rate.perSecond()).toBeNull();
   });
 });

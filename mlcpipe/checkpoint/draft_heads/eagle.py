@@ -45,9 +45,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 class EagleHead(DraftHead):
     """The layer of `config`, which has the fields of a Llama's config.json.
 
-    `layers`: of which layers of the model it reads the inputs. `vocab`: tokens that it guesses; `places` i32[V] says
-    for each token of the model which one of them it is, -1 for none, or is None where they are the same. With
-    `norm_before_residual` the residual is what the layer normalized. `embeds`: it has an embedding of its own.
+    `layers`: the model's layers whose inputs it reads. `vocab`: tokens that it guesses; `places` i32[V] maps each token
+    of the model to one of them, -1 for none; None if they are the same. With `norm_before_residual` the residual is
+    the layer's normalized input. `embeds`: it has an embedding of its own.
     """
 
     config: Mapping[str, Any]
@@ -94,7 +94,7 @@ def read_eagle_head(files: HeadFiles, checkpoint: Checkpoint) -> EagleHead | Non
 def _shapes(
     config: Mapping[str, Any], checkpoint: Checkpoint, guessed: int, where: str, *, embeds: bool
 ) -> dict[str, tuple[object, ...]]:
-    """By name, the shapes of all tensors but the maps of tokens."""
+    """The shape of each tensor by name, without the token maps."""
     h, width, heads = (
         _size(config, name, where) for name in ("hidden_size", "intermediate_size", "num_attention_heads")
     )
@@ -142,7 +142,7 @@ def _layers(outer: Mapping[str, Any], nested: Mapping[str, Any], checkpoint: Che
 
 
 def _places(to_target: TensorInfo, known: TensorInfo | None, guessed: int, vocab: int, where: str) -> NDArray[np.int32]:
-    """`EagleHead.places` from `d2t` int64[guessed], what to add to a token of the head to have the model's."""
+    """`EagleHead.places` from `d2t` int64[guessed], the offset from a token of the head to the model's."""
     if to_target.dtype != "int64" or to_target.shape != (guessed,):
         raise CheckpointError(
             "tensor d2t of the draft head", where=where, expected=f"int64 [{guessed}]",

@@ -27,7 +27,7 @@ class DraftHead:
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """A folder's tensors by the names that it gives them; `config` is {} where it has none."""
+    """A folder's tensors by their names there; `config` is {} if it has none."""
 
     path: Path
     files: tuple[Path, ...]

@@ -21,7 +21,7 @@ _BLOCK = re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.(?:weight|bias)")
 
 @dataclass(frozen=True)
 class MedusaHeads(DraftHead):
-    """So many heads, each of `blocks` residual blocks and a matrix of logits."""
+    """The number of heads; each has `blocks` residual blocks and a logits matrix."""
 
     heads: int
     blocks: int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mlcpipe.checkpoint.gguf.checkpoint import GgufCheckpoint, open_gguf
 from mlcpipe.checkpoint.gguf.header import is_gguf
-from mlcpipe.checkpoint.gguf.parts import part_names
+from mlcpipe.checkpoint.gguf.shards import shard_names
 
 SUFFIX = ".gguf"
 
-__all__ = ["SUFFIX", "GgufCheckpoint", "is_gguf", "open_gguf", "part_names"]
+__all__ = ["SUFFIX", "GgufCheckpoint", "is_gguf", "open_gguf", "shard_names"]

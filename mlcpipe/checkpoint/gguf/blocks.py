@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf import lattices
 from mlcpipe.checkpoint.gguf.fields import Bytes, Floats, bit_fields, half, six_bits, trits
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import CHUNK_ELEMENTS, TensorInfo, fill
 
 _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value
@@ -156,7 +156,7 @@ def _nvfp4(b: Bytes) -> Floats:
 
 
 def _lattice(split: Callable[[Bytes], Parts], levels: tuple[int, ...], unit: float) -> Callable[[Bytes], Floats]:
-    """What dequantizes blocks of a lattice; all products are exact."""
+    """The function that dequantizes blocks of a lattice; all products are exact."""
     table = np.array(levels, np.float32) * np.float32(unit)
 
     def dequantize(b: Bytes) -> Floats:

@@ -21,11 +21,11 @@ from mlcpipe.checkpoint.content_hash import hash_files
 from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
 from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, renamed
 from mlcpipe.checkpoint.gguf.metadata import Metadata
-from mlcpipe.checkpoint.gguf.packed import PARTS
-from mlcpipe.checkpoint.gguf.parts import read_parts
+from mlcpipe.checkpoint.gguf.native_formats import PARTS
+from mlcpipe.checkpoint.gguf.shards import read_shards
 from mlcpipe.checkpoint.gguf.special_tokens import end_ids, token_id
 from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
@@ -53,7 +53,7 @@ class GgufCheckpoint(Checkpoint):
 
     @cached_property
     def folder(self) -> Path:
-        """A temporary folder with the configuration and the tokenizer; it goes with this object."""
+        """A temporary folder with the configuration and the tokenizer, deleted with this object."""
         texts = {CONFIG: json.dumps(self.config), GENERATION_CONFIG: json.dumps(self.generation_config)}
         texts |= tokenizer_files(self.metadata)
         folder = Path(tempfile.mkdtemp(prefix="mlcpipe-gguf-"))
@@ -107,11 +107,11 @@ class GgufCheckpoint(Checkpoint):
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:
-    """Opens a GGUF model, split or not, and checks its header; only rope factors are read of the data.
+    """Opens a GGUF model, split or not, and checks its header; of the data it reads only rope factors.
 
     Raises CheckpointError for the file, ConfigError for its metadata and TokenizerError for types of tokens.
     """
-    header, files = read_parts(path)
+    header, files = read_shards(path)
     if not header.tensors:
         raise CheckpointError("no tensors", where=shown_path(path), expected="at least one", found="none")
     by_name = {tensor.name: tensor for tensor in header.tensors}
@@ -126,9 +126,9 @@ def open_gguf(path: Path) -> GgufCheckpoint:
 
 
 def generation_of(metadata: Metadata) -> dict[str, Any]:
-    """generation_config.json: what ends an answer, and the sampling that the file recommends.
+    """generation_config.json: the tokens that end an answer, and the file's recommended sampling.
 
-    What has no name there keeps its own, to be named as not honoured.
+    Settings without a name there keep their own, so that the report can say they are not honoured.
     """
     ends = end_ids(metadata)
     found: dict[str, Any] = {"eos_token_id": ends} if ends else {}

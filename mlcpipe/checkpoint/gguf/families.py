@@ -1,7 +1,7 @@
 """GGUF files as checkpoints: their metadata as config.json, their tensors under Hugging Face's names.
 
-What llama.cpp's conversion changes is undone: rows of q and k of `llama` are permuted for interleaved rope, Gemma's
-norms have 1 added, experts are stacked. The architectures are those of the files in `mlcpipe/models`.
+Undoes the changes of llama.cpp's conversion: it permutes rows of q and k of `llama` for interleaved rope, adds 1 to
+Gemma's norms and stacks experts. The architectures are those of the files in `mlcpipe/models`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)\.(weight|bias)")
 _TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 _BARE = ("attn_sinks",)  # no `.weight` in Hugging Face's name
-# Keys that change the result of families that have them, with the values that do not.
+# Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
     "attention.scale": (0.0,),
     "attention.clamp_kqv": (0.0,),
@@ -87,7 +87,7 @@ class _File:
 
 @functools.cache
 def _families() -> Mapping[str, list[tuple[str, GgufFamily]]]:
-    """The families with their model types, by architecture; one that any file of it may be is the last."""
+    """The families with their model types, by architecture; the fallback of an architecture comes last."""
     from mlcpipe.models import gguf_families
 
     found: dict[str, list[tuple[str, GgufFamily]]] = {}
@@ -209,7 +209,7 @@ def _kv_heads(metadata: Metadata, arch: str, family: GgufFamily, heads: int) -> 
 
 
 def _check_vocabulary(metadata: Metadata, rows: int) -> None:
-    """As many tokens as the embedding has rows."""
+    """The vocabulary: as many tokens as the embedding has rows."""
     tokens = metadata.strings("tokenizer.ggml.tokens")
     if len(tokens) != rows:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))

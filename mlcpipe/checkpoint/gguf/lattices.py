@@ -1,4 +1,4 @@
-"""GGUF's IQ1, IQ2 and IQ3 formats, whose codes choose 4 or 8 magnitudes from a lattice: here each element has a code.
+"""GGUF's IQ1, IQ2 and IQ3 formats: codes that pick 4 or 8 magnitudes from a lattice become one code per element.
 
 `lattices.bin` holds the lattices of llama.cpp's ggml-common.h (MIT license), which no formula gives: `iq2xxs_grid`,
 `iq2xs_grid`, `iq2s_grid` and `iq1s_grid`, vectors of 8 with 2 bits an element, then `iq3xxs_grid` and `iq3s_grid`,
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf.fields import Bytes, bit_fields, words
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 
 # Levels by code, in eighths of the scale, eighths, quarters and wholes. IQ1: -1, 0 and 1 less or more an eighth.
 IQ1 = (-9, -7, -1, 1, 7, 9)

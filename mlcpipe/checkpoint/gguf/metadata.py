@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import shown
 
-MAX_HEADER_BYTES = 256 << 20  # metadata and tensor list; 256,000 tokens with their merges take 15 MB
+MAX_HEADER_BYTES = 256 << 20  # metadata and tensor list; 256,000 tokens and their merges take 15 MB
 MAX_PAIRS = 10_000
 MAX_KEY_BYTES = 256
 MAX_STRING_BYTES = 1 << 20  # a chat template; a token is far shorter
@@ -32,7 +32,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class HeaderReader:
-    """Reads the start of a file of `size` bytes from the front, at most MAX_HEADER_BYTES, in reads that double."""
+    """Reads the start of a file of `size` bytes, at most MAX_HEADER_BYTES, in reads of doubling length."""
 
     def __init__(self, file: io.RawIOBase, size: int, where: str) -> None:
         self._file, self._size, self.where = file, size, where

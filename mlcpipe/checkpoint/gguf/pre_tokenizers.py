@@ -69,7 +69,7 @@ def _digits() -> PreTokenizer:
 
 
 def _bytes_after(*steps: PreTokenizer, use_regex: bool = False) -> PreTokenizer:
-    """`steps`, then bytes as characters; `use_regex` cuts by GPT-2's pattern besides."""
+    """`steps`, then bytes as characters; `use_regex` also cuts by GPT-2's pattern."""
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     return pre_tokenizers.Sequence([*steps, last]) if steps else last
 

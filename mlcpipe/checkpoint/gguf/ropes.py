@@ -15,7 +15,7 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.json_files import shown, shown_path
 
 MAX_FACTORS = 4096
-# Of every published model with this scaling; the file has only the divisors that follow from them.
+# The values of every published model with this scaling; the file holds only the divisors derived from them.
 _LOW, _HIGH = 1.0, 4.0
 _TOLERANCE = 1e-4
 

@@ -1,7 +1,6 @@
-"""The special tokens of a GGUF file: their ids, which end an answer, and which take the white space beside them.
+"""The special tokens of a GGUF file: their ids, which of them end an answer, and which strip adjacent white space.
 
-The file names few of them. The rest are rules of its readers: llama.cpp's (src/llama-vocab.cpp), where nothing else is
-said.
+The file names few of them. The rest follows its readers' rules, llama.cpp's (src/llama-vocab.cpp) unless noted.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from mlcpipe.errors import TokenizerError
 
 PREFIX = "tokenizer.ggml."
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(2, 7)  # 0: not said, 1: normal
-# What ends an answer wherever a vocabulary has it.
+# Tokens that end an answer in any vocabulary that has them.
 _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
     "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 )  # fmt: skip
-# Names of ids that end an answer, and the texts that stand for one that the file does not name, the first of them.
+# Names of ids that end an answer; for one that the file does not name, the first of these texts that exists.
 _END_IDS = {
     "eos": (),
     "eot": (),
@@ -31,7 +30,7 @@ _END_IDS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-# Of SentencePiece's vocabularies, where the file does not name them: the ids, and the type that such a token has.
+# Defaults for SentencePiece's vocabularies, if the file does not name them: the ids, and the type of such a token.
 _DEFAULTS = {"bos": (1, CONTROL), "eos": (2, CONTROL), "unknown": (0, UNKNOWN)}
 _TYPES = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
 _PHI_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>", "<|endofprompt|>")
@@ -45,8 +44,8 @@ def tokens_of(metadata: Metadata) -> list[str]:
 def types_of(metadata: Metadata) -> list[int]:
     """The type of each token. Raises TokenizerError for one that does not exist.
 
-    Where the file has none they are normal, but for the three that SentencePiece begins with.
-    One token stands for what is unknown. In Phi-3's first files padding has that type, too; here it is unused.
+    Without types in the file tokens are normal, except the three that SentencePiece begins with.
+    One token stands for unknown text. In Phi-3's first files padding has that type too; here it is unused.
     """
     tokens, key = tokens_of(metadata), f"{PREFIX}token_type"
     if key not in metadata.values:
@@ -66,7 +65,7 @@ def types_of(metadata: Metadata) -> list[int]:
 def token_id(metadata: Metadata, name: str) -> int | None:
     """The id of `bos`, `eos`, `unknown`, ...; None where the file has none. Raises ConfigError for one past the end.
 
-    Of padding, which changes no answer, such an id is none.
+    For padding, which changes no answer, such an id counts as absent.
     """
     key, count = f"{PREFIX}{name}_token_id", len(tokens_of(metadata))
     if key in metadata.values:
@@ -82,7 +81,7 @@ def token_id(metadata: Metadata, name: str) -> int | None:
 
 
 def end_ids(metadata: Metadata) -> list[int]:
-    """The ids that end an answer, sorted: those that the file names, and those that are ends by their text."""
+    """The ids that end an answer, sorted: those that the file names, and those recognized by their text."""
     tokens = tokens_of(metadata)
     found = named_ends(tokens, types_of(metadata))
     index_of = {text: index for index, text in enumerate(tokens)}
@@ -110,9 +109,9 @@ def named_ends(tokens: Sequence[str], types: Sequence[int]) -> set[int]:
 
 
 def added_tokens(metadata: Metadata) -> list[Any]:
-    """What a text is cut at before anything else, as `tokenizers.AddedToken`: control and user-defined tokens.
+    """The tokens at which a text is split first, as `tokenizers.AddedToken`: control and user-defined tokens.
 
-    Those of Phi-3, and Phi-4 mini, take the white space after them, those of Phi-4 on both sides, as the published
+    Those of Phi-3 and Phi-4 mini strip the white space after them, those of Phi-4 on both sides, as the published
     tokenizer_config.json say; llama.cpp knows Phi-3 by its name.
     """
     from tokenizers import AddedToken

@@ -27,7 +27,7 @@ from mlcpipe.json_files import shown
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 MAX_TEMPLATES = 16
 _TEMPLATE = "tokenizer.chat_template"  # the main one; others have a name after a dot
-MAX_PIECE_WORK = 200_000_000  # characters squared: every token is cut at each place; those of Gemma have 11 million
+MAX_PIECE_WORK = 200_000_000  # characters squared, as every token is split at each place; Gemma's have 11 million
 # Name in tokenizer_config.json -> name in the file.
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _MODELS = ("gpt2", "llama", "gemma4")
@@ -64,7 +64,7 @@ def _library(metadata: Metadata, tokens: list[str]) -> Any:
 
 
 def _padding(vocab: Vocab, types: list[int], merges: Merges) -> set[str]:
-    """The unused tokens that no merge needs: rows of the embedding without a text, as `[PAD151669]`."""
+    """The unused tokens that no merge needs: rows of the embedding without a text, such as `[PAD151669]`."""
     unused = {token for token, index in vocab.items() if types[index] == UNUSED}
     return unused and unused.difference(piece for left, right in merges for piece in (left, right, left + right))
 
@@ -119,7 +119,7 @@ def _merges(metadata: Metadata, vocab: Vocab) -> Merges:
 def _scored_merges(metadata: Metadata, vocab: Vocab, types: list[int]) -> Merges:
     """Every pair of tokens that makes a third, by its score, as transformers converts SentencePiece's models.
 
-    A control token, a byte, and what is unused or unknown is never made of the characters of its name.
+    Control, byte, unused and unknown tokens are never built from the characters of their names.
     """
     scores = metadata.numbers(f"{PREFIX}scores", len(types)).tolist()
     pieces = {piece for piece, index in vocab.items() if types[index] not in (UNKNOWN, CONTROL, UNUSED, BYTE)}
@@ -139,7 +139,7 @@ def _scored_merges(metadata: Metadata, vocab: Vocab, types: list[int]) -> Merges
 
 
 def _add_around(library: Any, metadata: Metadata, tokens: list[str], adds_bos: bool) -> None:
-    """Make the tokenizer put BOS before and EOS after a text, where the file asks for them."""
+    """Make the tokenizer add BOS before and EOS after a text if the file asks for it."""
     from tokenizers import processors
 
     adds_eos = metadata.flag(f"{PREFIX}add_eos_token", False)
@@ -165,7 +165,7 @@ def _settings(metadata: Metadata, tokens: list[str]) -> dict[str, Any]:
 
 
 def _templates(metadata: Metadata) -> dict[str, str]:
-    """Chat templates by name: keys say which there are. The one for tools is the main one of a file without another."""
+    """Chat templates by name, from the file's keys. In a file with only a template for tools, that is the main one."""
     names = {key.removeprefix(f"{_TEMPLATE}."): key for key in metadata.values if key.startswith(f"{_TEMPLATE}.")}
     if len(names) > MAX_TEMPLATES:
         raise metadata.error(f"{_TEMPLATE}.*", f"at most {MAX_TEMPLATES} templates", len(names))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from mlcpipe.checkpoint.matrix import Matrix
 from mlcpipe.checkpoint.methods import awq, gptq
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
-from mlcpipe.checkpoint.settings import Settings
 
 USUAL = "auto_round:auto_gptq"
 # `packing_format` -> a version of GPTQ, or AWQ.
@@ -25,7 +25,7 @@ _FORMS = {
 _OWN_KERNEL = re.compile("auto[-_]?round:(exllamav2|triton)")
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     old = _packing_of(str(settings.take("backend", "")))
     form = _FORMS[settings.choice("packing_format", _FORMS, old)]
@@ -33,7 +33,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
 
 
 def _packing_of(backend: str) -> str:
-    """The `packing_format` that a backend of before 0.5 implies; one of later versions names a kernel alone."""
+    """The `packing_format` that a backend before 0.5 implies; later ones only name a kernel."""
     if _OWN_KERNEL.match(backend):
         return "auto_round"
     return ":".join(backend.split(":")[:2]) if backend.startswith("auto_round:") else USUAL

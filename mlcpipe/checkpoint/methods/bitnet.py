@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, check_tensor, matrix, scales_of, sibling
-from mlcpipe.checkpoint.parts import Parts, widened
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
-from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     divides = settings.choice("linear_class", ("bitlinear", "autobitlinear"), "bitlinear") == "bitlinear"
     settings.choice("quantization_mode", ("offline",), "offline")

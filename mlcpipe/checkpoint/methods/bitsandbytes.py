@@ -4,7 +4,7 @@
 `quant_map`[code] * `absmax` of its 64. With nested statistics `absmax` are codes, too: `nested_quant_map`[code] *
 `nested_absmax` of 256 of them, plus an offset. 8 bits: `weight` int8[N, K] * `SCB` float32[N] / 127.
 Kernels have levels of the 4-bit codes in integers: `keep` moves each by up to half a step of 1 / 124 (FP4: 1 / 120).
-What LLM.int8 does with outliers among activations is not done: these are rounded in groups of 32.
+LLM.int8's treatment of activation outliers is not implemented: activations are rounded in groups of 32.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.matrix import Matrix, check_tensor, matrix, sibling
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
-from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import parse_json_object, shown, shown_path
 
@@ -32,7 +32,7 @@ _IGNORED = (
 )  # fmt: skip
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     settings.choice("bnb_4bit_quant_storage", ("uint8",), "uint8")
     settings.choice("llm_int8_has_fp16_weight", (False,), False)

@@ -7,7 +7,7 @@ int-quantized: `weight` int8 and zero points int8. mxfp4-pack-quantized and nvfp
 uint8[N, K / 2] of e2m1, the low nibble first, scales e8m0 of 32, or e4m3 of 16 that `weight_global_scale` float32[1]
 divides. float-quantized: `weight` e4m3, see `fp8.py`; mxfp8-quantized with scales e8m0 of 32. sparse-24-bitmask of
 `sparsity_config`: see `sparse.py`.
-Activations in 8 bits, for FP4 in 4, that are scaled as they come are accepted: they are rounded as any others here.
+Dynamically scaled activations of 8 bits (4 for FP4) are accepted; they are rounded like any others here.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from mlcpipe.checkpoint.matrix import (
     words_of,
 )
 from mlcpipe.checkpoint.methods.bit_stream import unpack_stream
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
-from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.checkpoint.sparse import SPARSE_PARTS, matrix_shape, sparse_matrix
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
@@ -48,7 +48,7 @@ PACKED, INTEGERS, FP8 = "pack-quantized", "int-quantized", "float-quantized"
 MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"
 GROUPS = {MXFP4: 32, NVFP4: 16, MXFP8: 32}  # columns of a group in formats that fix them
 FORMATS = (PACKED, INTEGERS, FP8, *GROUPS)
-MIXED, DENSE = "mixed-precision", "dense"  # each group of modules says its own format; nothing has codes
+MIXED, DENSE = "mixed-precision", "dense"  # each group of modules states its own format; no tensor has codes
 _BITS: Mapping[str, tuple[int, ...]] = {
     PACKED: (2, 3, 4, 5, 6, 8), INTEGERS: (8,), FP8: (8,), MXFP4: (4,), NVFP4: (4,), MXFP8: (8,)
 }  # fmt: skip
@@ -85,7 +85,7 @@ class _Form:
         return ((n, k // self.size[0]),)
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     usual = settings.choice("format", (*FORMATS, MIXED, DENSE))
     settings.choice("quantization_status", ("compressed", "frozen"), "compressed")
@@ -102,8 +102,8 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
     return found, used
 
 
-def _sparse(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
-    """The matrices of which half is stored, and their tensors."""
+def _sparse(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+    """The 2:4 sparse matrices, and their tensors."""
     if settings.choice("format", (DENSE, "sparse-24-bitmask"), DENSE) == DENSE:
         return {}, set()
     settings.choice("sparsity_structure", ("2:4",), "2:4")
@@ -114,8 +114,8 @@ def _sparse(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict
     return found, {f"{module}.{part}" for module in modules for part in SPARSE_PARTS}
 
 
-def _form(group: Settings, usual: str) -> _Form:
-    """The weights of a group of modules. Raises ConfigError for what changes the result and is not known."""
+def _form(group: QuantizationConfig, usual: str) -> _Form:
+    """The weights of a group of modules. Raises ConfigError for unknown settings that change the result."""
     form = group.choice("format", FORMATS, usual if usual in FORMATS else None)
     weights, inputs = group.table("weights"), group.table("input_activations")
     group.ignore("targets")
@@ -231,7 +231,7 @@ def _bytes(tensor: TensorInfo) -> NDArray[np.uint8]:
 
 
 def _padded_words(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """Words whose codes end within them."""
+    """Words that each hold whole codes."""
     shifts = np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)
     codes: NDArray[np.uint8] = (words[:, :, None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.uint8)
     return codes.reshape(len(words), -1)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, check_tensor, fp8_matrix, sibling
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
-from mlcpipe.checkpoint.settings import Settings
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     settings.choice("fmt", ("e4m3",), "e4m3")
     settings.choice("scale_fmt", ("float",), "float")

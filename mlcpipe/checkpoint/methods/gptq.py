@@ -2,8 +2,8 @@
 
 `qweight` int32[K * bits / 32, N] is a stream of bits along K, `qzeros` int32[groups, N * bits / 32] one along N,
 `scales` [groups, N]. A number is (code - zero point) * scale. Version 1 stores zero points less 1, modulo 2**bits;
-version 2 stores them as they are. `g_idx` int32[K] is the group of each column (`desc_act`). What a module has in place
-of the general bits and groups (`dynamic`) shows in its shapes.
+version 2 stores them unchanged. `g_idx` int32[K] is the group of each column (`desc_act`). Bits and groups of single
+modules (`dynamic`) follow from their shapes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from mlcpipe.checkpoint.matrix import (
     words_of,
 )
 from mlcpipe.checkpoint.methods.bit_stream import unpack_stream
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
-from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 BITS = (2, 3, 4, 8)
-# That the tensors show, and which kernels read them.
+# Fields that the tensors show too, or that choose a kernel.
 SHOWN = ("act_data_type", "act_dynamic", "act_group_size", "act_sym", "backend", "desc_act", "lm_head", "sym")
 VERSIONS = ("gptq", "gptq_v2")
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     settings.choice("method", ("gptq",), "gptq")
     version = settings.alike(("checkpoint_format", "format"), VERSIONS, "gptq")
@@ -47,7 +47,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
 
 
 def matrices_of(
-    version: str, settings: Settings, tensors: Mapping[str, TensorInfo]
+    version: str, settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]
 ) -> tuple[dict[str, Matrix], set[str]]:
     """As `matrices`, of one of VERSIONS."""
     bits = settings.alike(("bits", "w_bit", "wbits"), BITS)
@@ -69,7 +69,7 @@ def matrices_of(
     return found, used
 
 
-def group_of(settings: Settings) -> tuple[int, bool]:
+def group_of(settings: QuantizationConfig) -> tuple[int, bool]:
     """Columns of a group, or -1 for a row, and whether single modules have their own, which their shapes show.
 
     Raises ConfigError for other settings that change the result: codes that are no integers, rounded activations.

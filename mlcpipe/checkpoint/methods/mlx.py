@@ -27,16 +27,16 @@ from mlcpipe.checkpoint.matrix import (
     words_of,
 )
 from mlcpipe.checkpoint.methods.bit_stream import unpack_stream
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
-from mlcpipe.checkpoint.settings import Settings
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 FLOATS = {"mxfp4": ("MXFP4", 4, 32), "nvfp4": ("NVFP4", 4, 16), "mxfp8": ("Q8_0", 8, 32)}  # scheme, bits, group
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     usual, overrides = _form(settings), settings.overrides()
     settings.ignore("quant_method")
@@ -61,7 +61,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
     return found, used
 
 
-def _form(settings: Settings) -> tuple[int, int, str]:
+def _form(settings: QuantizationConfig) -> tuple[int, int, str]:
     """Bits, columns of a group and mode."""
     mode = settings.choice("mode", ("affine", *FLOATS), "affine")
     if mode == "affine":

@@ -17,16 +17,16 @@ import numpy as np
 
 from mlcpipe.checkpoint.expert_stacks import PARTS, check_experts, check_number, part_of
 from mlcpipe.checkpoint.matrix import E8M0, RUN, Matrix, byte_scales, check_tensor, matrix, nibbles_of, sibling
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
-from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 _BLOCKS = re.compile(r"(.+)\.(gate_up_proj|down_proj)_blocks")
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     is_plain = _plain_modules(settings)
     found: dict[str, Matrix] = {}
@@ -45,7 +45,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
     return found, used
 
 
-def _plain_modules(settings: Settings) -> Callable[[str], bool]:
+def _plain_modules(settings: QuantizationConfig) -> Callable[[str], bool]:
     """Whether a module is one of `modules_to_not_convert`, or in one; `*` stands for any characters but dots."""
     names = settings.take("modules_to_not_convert", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -1,1 +1,1 @@
-"""`mlcpipe bench`: how fast a model is here."""
+"""`mlcpipe bench`: measures a model's speed on this machine."""

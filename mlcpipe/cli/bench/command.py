@@ -1,4 +1,4 @@
-"""`mlcpipe bench`: how fast a model is here, and how much of the machine that is."""
+"""`mlcpipe bench`: measures a model's speed here, and its share of the machine's bandwidth."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def bench_command(
             adapters=bool(adapter), progress=progress,
         )  # fmt: skip
     from mlcpipe.cli.bench.report import print_report
-    from mlcpipe.cli.bench.run import Plan, measure
+    from mlcpipe.cli.bench.run import BenchOptions, measure
 
-    plan = Plan(
+    opts = BenchOptions(
         bundle, lengths, depths, decode_tokens, repeats, threads, engine_device(device), batches, tuple(adapter or ())
     )
     with console_progress(console, lasting=False) as progress:
-        report = measure(plan, progress)
+        report = measure(opts, progress)
     print_report(report, as_json=as_json)
 
 

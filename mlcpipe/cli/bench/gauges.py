@@ -1,4 +1,4 @@
-"""What `bench` reads off the machine while an engine works: its memory bandwidth and the memory in use."""
+"""Gauges of `bench` while an engine works: memory bandwidth, and memory in use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BandwidthProbe:
-    """Measures the read bandwidth whenever it is asked; all `readings` in GB/s of 10^9 bytes.
+    """Measures the read bandwidth on demand; all `readings` in GB/s of 10^9 bytes.
 
     In a process of its own, so that the buffer does not count as the engine's memory.
     """
@@ -40,7 +40,7 @@ class BandwidthProbe:
 
 
 class MemoryGauge:
-    """Keeps the most private memory that was seen, and how much of it was KV cache; bytes."""
+    """Keeps the peak of private memory, and how much of it was KV cache; bytes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -49,7 +49,7 @@ class MemoryGauge:
         self.kv = 0
 
     def read(self, tokens: int) -> None:
-        """Look now, after a measurement whose longest sequence had `tokens` tokens."""
+        """Read it now, after a measurement whose longest sequence had `tokens` tokens."""
         if tokens <= self._engine.context_length:
             self._deepest = max(self._deepest, tokens)
         private = private_memory_bytes()

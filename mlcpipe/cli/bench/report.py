@@ -1,4 +1,4 @@
-"""Shows what `bench` measured: a table for people, JSON for programs."""
+"""Shows the results of `bench`: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
 
 
 def _memory(memory: Memory) -> str:
-    """What is resident, and what of it is neither a mapped file nor KV cache."""
+    """Resident memory, and the part that is neither a mapped file nor KV cache."""
     if memory.beyond is None:
         return f"{byte_size(memory.resident)}, mapped files included"
     return (

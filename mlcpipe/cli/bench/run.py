@@ -24,7 +24,7 @@ _SEED = 20260101
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchOptions:
     """What to measure; lengths and depths in tokens, `batches` in sequences, `adapters` as folders."""
 
     bundle: Path
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Speed:
-    """Median, lowest and highest over the repeats; tokens a second where nothing else is said."""
+    """Median, lowest and highest over the repeats; tokens per second unless noted."""
 
     median: float
     low: float
@@ -58,8 +58,8 @@ class Result:
     """One line of the report: `speed` is None if it was skipped, and `skipped` says why.
 
     `tokens` is the prompt's length, the depth at which decoding began or, of a batch, its sequences. For decoding
-    `gb_s` is 10^9 bytes of weights and KV cache a second, as the engine counts them, and `share` what that is of the
-    read bandwidth before and after each repeat: that of a machine with neighbours changes within seconds.
+    `gb_s` is 10^9 bytes of weights and KV cache per second, as the engine counts them, and `share` its share of the
+    read bandwidth before and after each repeat, which changes within seconds on a shared machine.
     """
 
     kind: str
@@ -74,9 +74,9 @@ class Result:
 class Memory:
     """The most memory at the end of a measurement, bytes.
 
-    `resident` counts everything, mapped files (code, weights) included. `private` is without mapped files, None where
-    the system does not tell; `kv` is the part of the KV cache that was written by then, and `base` what was private
-    once Python, mlcpipe and TVM's runtime library were imported and nothing loaded.
+    `resident` counts everything, mapped files (code, weights) included. `private` is without mapped files, None if the
+    system does not tell; `kv` is the part of the KV cache written by then, and `base` the private memory after the
+    imports of Python, mlcpipe and TVM's runtime library, before loading.
     """
 
     resident: int
@@ -87,20 +87,19 @@ class Memory:
 
     @property
     def beyond(self) -> int | None:
-        """What the process has beyond weights and KV cache."""
+        """The process's memory beyond weights and KV cache."""
         return None if self.private is None else self.private - self.kv
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured and on what; bytes, seconds and GB/s of 10^9 bytes.
+    """All results, and the machine; bytes, seconds and GB/s of 10^9 bytes.
 
-    `first_token_s` is from opening the bundle, which is in the page cache then, to the first token of a prompt of
-    one; `import_s` is what importing TVM took before that. `read_bytes` are those of the weights that a decode
-    step reads.
+    `first_token_s` is from opening the bundle (in the page cache) to the first token of a prompt of one; `import_s` is
+    the time of importing TVM before that. `read_bytes` are the weight bytes that a decode step reads.
     """
 
-    plan: Plan
+    plan: BenchOptions
     results: tuple[Result, ...]
     import_s: float
     load_s: float
@@ -127,8 +126,8 @@ class Report:
         return result.share
 
 
-def measure(plan: Plan, progress: Progress) -> Report:
-    """Load the bundle and run the plan. Raises what the engine raises."""
+def measure(opts: BenchOptions, progress: Progress) -> Report:
+    """Load the bundle and measure it. Raises what the engine raises."""
     began = time.perf_counter()
     from mlcpipe import Engine
 
@@ -136,33 +135,33 @@ def measure(plan: Plan, progress: Progress) -> Report:
     memory.reset_peak_memory()
     base = memory.private_memory_bytes()
     progress.stage("load")
-    adapter = plan.adapters[0] if plan.adapters else None
+    adapter = opts.adapters[0] if opts.adapters else None
     first_token_s, engine = _load(
-        lambda: Engine(plan.bundle, threads=plan.threads, device=plan.device, adapter=adapter), plan.repeats
+        lambda: Engine(opts.bundle, threads=opts.threads, device=opts.device, adapter=adapter), opts.repeats
     )
     gauge = MemoryGauge(engine)
     draw = random.Random(_SEED)
     tokens = [draw.randrange(engine.vocab_size) for _ in range(engine.context_length)]
     results = []
-    for length in plan.prefill:
+    for length in opts.prefill:
         progress.stage(f"prefill {length}")
-        results.append(_prefill(engine, plan, tokens, length))
+        results.append(_prefill(engine, opts, tokens, length))
         gauge.read(length)
     with BandwidthProbe(engine.threads) as probe:
         progress.stage("read bandwidth")
         probe.read()
-        for depth in plan.depths:
+        for depth in opts.depths:
             progress.stage(f"decode at {depth}")
-            results.append(_decode(engine, plan, tokens, depth, probe))
-            gauge.read(depth + plan.decode_tokens)
-    if plan.batches:
+            results.append(_decode(engine, opts, tokens, depth, probe))
+            gauge.read(depth + opts.decode_tokens)
+    if opts.batches:
         from mlcpipe.cli.bench.batch import measure_batches
 
-        results += measure_batches(engine.model.bundle, plan, tokens, progress)
+        results += measure_batches(engine.model.bundle, opts, tokens, progress)
     resident = memory.peak_memory_bytes()
     planned = engine.manifest.memory_plan
     return Report(
-        plan=plan,
+        plan=opts,
         results=tuple(results),
         import_s=import_s,
         load_s=engine.load_s,
@@ -185,7 +184,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
 
 
 def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engine]:
-    """Open the bundle and ask for a token, several times -> the seconds that took, and the last engine.
+    """Open the bundle and ask for a token, several times -> the seconds of each, and the last engine.
 
     The first time does not count: it brings the file into the page cache.
     """
@@ -193,7 +192,7 @@ def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engin
 
     seconds = []
     for _ in range(1 + repeats):
-        engine: Engine | None = None  # the one before has its weights in memory
+        engine: Engine | None = None  # the previous engine has its weights in memory
         began = time.perf_counter()
         engine = open_bundle()
         engine.generate([0], sampling=SamplingParams(temperature=0.0), max_tokens=1, ignore_eos=True)
@@ -203,7 +202,7 @@ def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engin
     return Speed(statistics.median(counted), min(counted), max(counted)), engine
 
 
-def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Result:
+def _prefill(engine: Engine, opts: BenchOptions, tokens: list[int], length: int) -> Result:
     if length > engine.context_length:
         return Result("prefill", length, skipped=f"the context has {engine.context_length} tokens")
     prompt = tokens[:length]
@@ -213,19 +212,19 @@ def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Resu
         engine.prefill(prompt)
 
     once()
-    return Result("prefill", length, Speed.of(length, [_seconds(once) for _ in range(plan.repeats)]))
+    return Result("prefill", length, Speed.of(length, [_seconds(once) for _ in range(opts.repeats)]))
 
 
-def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: BandwidthProbe) -> Result:
-    """Decoding as a chat does it, the greedy draw and the text of each token included.
+def _decode(engine: Engine, opts: BenchOptions, tokens: list[int], depth: int, probe: BandwidthProbe) -> Result:
+    """Decoding as in a chat, including greedy sampling and the text of each token.
 
     The engine finds the prompt in its cache, so that only the warm-up computes it and each repeat begins at `depth`.
     """
     from mlcpipe import SamplingParams
 
-    start = max(depth, 1)  # there is no continuing from nothing
+    start = max(depth, 1)  # an empty prompt cannot be continued
     prompt = tokens[:start]
-    last = start + plan.decode_tokens + 1
+    last = start + opts.decode_tokens + 1
     if last > engine.context_length:
         return Result("decode", depth, skipped=f"it ends at {last}, the context has {engine.context_length} tokens")
 
@@ -233,7 +232,7 @@ def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: Ba
         *_, chunk = engine.generate(
             prompt,
             sampling=SamplingParams(temperature=0.0),
-            max_tokens=plan.decode_tokens + 1,  # the first token comes out of the prefill
+            max_tokens=opts.decode_tokens + 1,  # the first token comes out of the prefill
             ignore_eos=True,
             stream=True,
         )
@@ -244,12 +243,12 @@ def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: Ba
     once()
     runs, shares = [], []
     before = probe.read()
-    for _ in range(plan.repeats):
+    for _ in range(opts.repeats):
         runs.append(once())
         after = probe.read()
         shares.append(2 * runs[-1].decode_gb_s / (before + after))
         before = after
-    speed = Speed.of(plan.decode_tokens, [run.decode_s for run in runs])
+    speed = Speed.of(opts.decode_tokens, [run.decode_s for run in runs])
     gb_s = statistics.median(run.decode_gb_s for run in runs)
     return Result("decode", depth, speed, gb_s, statistics.median(shares))
 

@@ -61,9 +61,7 @@ def chat_command(
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--session", help="Go on with the chat in this file, if there is one, and save it there at the end."
-        ),
+        typer.Option("--session", help="Continue the chat in this file, if it exists, and save it there at the end."),
     ] = None,
     as_json: JsonOption = False,
     stats: Annotated[bool, typer.Option(help="Show speeds after each answer.")] = True,
@@ -81,7 +79,7 @@ def chat_command(
 ) -> None:
     """Talk to a model. A checkpoint is compiled on first use and kept in the cache; a bundle starts at once.
 
-    A bundle is a program: its native code runs. If you neither compiled it nor trust who signed it (`mlcpipe trust`), a
+    A bundle is a program: its native code runs. If you neither compiled it nor trust its signer (`mlcpipe trust`), a
     line on stderr says so.
 
     On a terminal it is a conversation (`/help` lists its commands). With `--prompt`, or text on stdin, it answers once:
@@ -111,8 +109,8 @@ def chat_command(
                   "no-stats": not stats, "device": engine_device(device), "adapter": adapter}  # fmt: skip
         given = {option_name(key): value for key, value in (sampling | others).items()}
         return chat_in_browser(model, target, quantization, port=port, show=browser, given=given)
-    from mlcpipe.cli.chat.once import ask_once, question_of  # needs pydantic
     from mlcpipe.cli.chat.session import Session
+    from mlcpipe.cli.chat.single_prompt import ask_once, question_of  # needs pydantic
 
     if port is not None or not browser:
         raise UsageError("--port and --no-browser are for --web", next_step="add --web")
@@ -123,7 +121,7 @@ def chat_command(
         raise UsageError("--session saves no chats with an --adapter", next_step="leave one of them out")
     if raw and allow_control_tokens:
         raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
-    Settings().with_values(sampling)  # raises before anything is compiled
+    Settings().with_values(sampling)  # checked before anything is compiled
     console = stderr_console()
     question = question_of(prompt, as_json=as_json, console=console)
     with console_progress(console) as progress:

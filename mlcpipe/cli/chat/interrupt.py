@@ -1,4 +1,4 @@
-"""Ctrl-C stops the answer and not the program."""
+"""Ctrl-C stops the answer, not the program."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import FrameType, TracebackType
 
 
 class Interrupts:
-    """Ctrl-C of a conversation: noted, and raised as KeyboardInterrupt only in `raised()`, once.
+    """Ctrl-C in a conversation: noted, and raised as KeyboardInterrupt only in `raised()`, once.
 
-    So a second one, pressed before the first was dealt with, cannot end the program.
+    So a second one, pressed before the first was handled, cannot end the program.
     """
 
     def __init__(self) -> None:
@@ -20,12 +20,12 @@ class Interrupts:
         self._raises = False
 
     def forget(self) -> None:
-        """What was noted is not about what follows."""
+        """Forget a noted Ctrl-C: it was not about what follows."""
         self._noted = False
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """While active, Ctrl-C does nothing but be noted; outside the main thread there are no signals."""
+        """While active, Ctrl-C is only noted; outside the main thread there are no signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -37,7 +37,7 @@ class Interrupts:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """While active, Ctrl-C raises KeyboardInterrupt; so does one that was noted before."""
+        """While active, Ctrl-C raises KeyboardInterrupt, also one noted before."""
         self._raises = True
         try:
             if self._noted:
@@ -56,10 +56,9 @@ class Interrupts:
 class Interruptible:
     """While active, Ctrl-C before the first token raises KeyboardInterrupt; later it only sets `stopped`.
 
-    During the prefill nobody else looks, so the exception has to reach the engine, which ends cleanly.
-    Between tokens the reader of the stream looks at `stopped`, so that nothing is cut in the middle; a second
-    Ctrl-C raises. It raises once: the next one would cut what ends the answer. Outside the main thread, where Python
-    delivers no signals, it does nothing.
+    During prefill only the exception reaches the engine, which ends cleanly. Between tokens the reader of the stream
+    checks `stopped`, so that nothing is cut in the middle; a second Ctrl-C raises. It raises once: another would cut
+    the end of the answer. Outside the main thread, where Python delivers no signals, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class Interruptible:
         self._active = threading.current_thread() is threading.main_thread()
 
     def streaming(self) -> None:
-        """The first token is there."""
+        """The first token has arrived."""
         self._streaming = True
 
     def __enter__(self) -> Interruptible:

@@ -2,7 +2,7 @@
 
 Output is append-only: nothing on the screen is ever rewritten, so that nothing flickers. Text is held back
 only while it is ambiguous: the current word (it may have to go to the next line) and a possible marker ("*",
-"```"). What a terminal cannot show while streaming (tables, links, single "*") stays as the model wrote it.
+"```"). Markup that a terminal cannot show while streaming (tables, links, single "*") stays as the model wrote it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlcpipe.cli.terminal import sanitize
 
 BOLD, CODE, DIM = "1", "36", "2"
 
-# What the beginning of a line may still turn into; longer or other text decides.
+# Prefixes of a line that are still ambiguous; more text decides.
 _UNDECIDED = re.compile(r" *(?:`{1,2}|~{1,2}|`{3,}[^`]*|~{3,}.*|#{1,6}|\d{1,9}[.)]?|[-*_+ ]*|>)")
 _FENCE = re.compile(r" *(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _RULE = re.compile(r" *(?:(?:- *){3,}|(?:\* *){3,}|(?:_ *){3,})")
@@ -33,7 +33,7 @@ class Renderer(Protocol):
         """Show more of the answer."""
 
     def close(self) -> None:
-        """Show what was held back; the answer is over."""
+        """Show the held text; the answer is over."""
 
 
 class PlainRenderer:
@@ -47,7 +47,7 @@ class PlainRenderer:
         self._write(sanitize(text))
 
     def close(self) -> None:
-        """Nothing was held back."""
+        """Nothing is held."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Segment:
     style: str
 
     def __str__(self) -> str:
-        # every segment ends its own style, so that an interrupted answer cannot colour what follows
+        # every segment ends its own style, so that an interrupted answer cannot colour later text
         return f"\x1b[{self.style}m{self.text}\x1b[0m" if self.style else self.text
 
 
 class WordWrapper:
-    """Lays words out; goes to the next line, indented by `hang` columns, where one does not fit.
+    """Lays words out; a word that does not fit starts the next line, indented by `hang` columns.
 
-    `drain` writes what is laid out, in one piece; the last word is held until `flush` or a space ends it.
+    `drain` writes the laid-out text in one piece; the last word is held until `flush` or a space ends it.
     """
 
     def __init__(self, write: Callable[[str], None], columns: Callable[[], int]) -> None:
@@ -98,13 +98,13 @@ class WordWrapper:
         self.column, self._spaces, self.hang = 0, 0, 0
 
     def verbatim(self, text: str, style: str = "") -> None:
-        """Lay text out as it is (a list mark, a line of code), without wrapping."""
+        """Lay text out verbatim (a list mark, a line of code), without wrapping."""
         self.flush()
         _append(self._ready, text, style)
         self.column += _cells(text)
 
     def flush(self) -> None:
-        """Place the word that was held back."""
+        """Place the held word."""
         if not self._word:
             return
         width = sum(_cells(s.text) for s in self._word)
@@ -119,14 +119,14 @@ class WordWrapper:
         self._word, self._spaces = [], 0
 
     def drain(self) -> None:
-        """Write everything that has its place."""
+        """Write everything that is placed."""
         if self._ready:
             self._write("".join(map(str, self._ready)))
             self._ready = []
 
     @property
     def limit(self) -> int:
-        """How many columns may be used; the last one stays free: terminals differ in when they wrap there."""
+        """The usable columns; the last one stays free, as terminals differ in when they wrap there."""
         return max(self._columns(), 20) - 1
 
 
@@ -145,13 +145,13 @@ class MarkdownRenderer:
         self._before = ""  # the character before the current one, on this line
 
     def feed(self, text: str) -> None:
-        """Show as much of the text as is decided."""
+        """Show the decided part of the text."""
         for char in sanitize(text):
             self._char(char)
         self._out.drain()
 
     def close(self) -> None:
-        """Decide about what is left."""
+        """Decide about the rest."""
         if self._at_line_start:
             self._begin_line(final=True)
         else:
@@ -218,7 +218,7 @@ class MarkdownRenderer:
         return False
 
     def _mark(self, held: str) -> int:
-        """Show the mark that begins a heading, list item or quote; how much of the line it took."""
+        """Show the mark that begins a heading, list item or quote -> how much of the line it took."""
         out = self._out
         if match := _HEADING.match(held):
             self._line_style = BOLD
@@ -300,7 +300,7 @@ def _append(segments: list[Segment], text: str, style: str) -> None:
 
 
 def _cells(text: str) -> int:
-    """How many columns a terminal gives the text."""
+    """The terminal's columns for the text."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -24,13 +24,13 @@ from mlcpipe.private import private_folder
 
 
 class CommandCompleter(Completer):
-    """Completes commands, the keys of /set, and the files of /save and /load; questions not at all."""
+    """Completes commands, the keys of /set, and the files of /save and /load, but no questions."""
 
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """What the text before the cursor may become."""
+        """Completions of the text before the cursor."""
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:
             return
@@ -50,7 +50,7 @@ class CommandCompleter(Completer):
 
 
 class ChatHistory(FileHistory):
-    """Questions of earlier chats; a disk that refuses to take one more does not end the chat."""
+    """Questions of earlier chats; a failed write does not end the chat."""
 
     def store_string(self, string: str) -> None:
         """Append to the file."""
@@ -64,7 +64,7 @@ class Prompt:
     def __init__(self, history_file: Path | None) -> None:
         output = create_output()
         if isinstance(output, Vt100_Output):
-            # It would ask the terminal where the cursor is, and keep Ctrl-C as a key while it waits for the answer.
+            # It would ask the terminal for the cursor's position, with Ctrl-C as a key while it waits for the answer.
             output.enable_cpr = False
         self._session: PromptSession[str] = PromptSession(
             history=_history(history_file),
@@ -78,11 +78,11 @@ class Prompt:
         )
 
     def ask(self, message: str) -> str:
-        """What the user types. Raises KeyboardInterrupt for Ctrl-C, which is a key here, and EOFError for Ctrl-D."""
+        """The user's input. Raises KeyboardInterrupt for Ctrl-C, which is a key here, and EOFError for Ctrl-D."""
         return self._session.prompt(message, handle_sigint=False)
 
     def interrupted(self) -> bool:
-        """Whether Ctrl-C came behind Enter, when the terminal still made it a key. The keys after it are kept."""
+        """Whether Ctrl-C followed Enter while the terminal still made it a key. Later keys are kept."""
         source = self._session.input
         keys = [*get_typeahead(source), *(source.read_keys() if sys.platform != "win32" else ())]
         last = max((place for place, key in enumerate(keys) if key.key == Keys.ControlC), default=-1)
@@ -116,7 +116,7 @@ def _bindings() -> KeyBindings:
 
     @bindings.add("enter", filter=completion_is_selected)
     def _(event: KeyPressEvent) -> None:
-        event.current_buffer.complete_state = None  # takes the completion; the next Enter sends
+        event.current_buffer.complete_state = None  # accepts the completion; the next Enter sends
 
     @bindings.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:

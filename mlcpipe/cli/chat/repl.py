@@ -80,7 +80,7 @@ class Repl:
         self._answer(self._session.regenerate)
 
     def _answer(self, produce: Callable[[Renderer], Answer]) -> None:
-        """Show an answer while it is made."""
+        """Show an answer as it streams."""
         with no_echo(), self._interrupts.raised():
             if self._prompt is not None and self._prompt.interrupted():
                 raise KeyboardInterrupt
@@ -89,7 +89,7 @@ class Repl:
         self._show(answer)
 
     def _show(self, answer: Answer) -> None:
-        """What follows an answer: why it ended, if that is worth a word, and the statistics."""
+        """The lines after an answer: an unusual end, and the statistics."""
         self._screen.fresh_line()
         if answer.context_full:
             self._say("the context is full: /reset starts over")

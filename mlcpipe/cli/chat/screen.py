@@ -1,4 +1,4 @@
-"""The terminal during an answer: where the cursor is, whether keys are echoed, how wide a line may be."""
+"""The terminal during an answer: cursor, echo of keys, width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlcpipe.cli.terminal import stdout_console
 
 
 class Screen:
-    """Writes answers to stdout, at once because they are read while they are made."""
+    """Writes answers to stdout, flushed at once, as they are read while they stream."""
 
     def __init__(self) -> None:
         console = stdout_console()
@@ -21,7 +21,7 @@ class Screen:
         self._waiting = False
 
     def wait(self) -> None:
-        """Show that an answer is on its way; the first write takes the sign away."""
+        """Show that an answer is coming; the first write removes the sign."""
         if not self._plain:
             self.write("\x1b[2m...\x1b[0m")
             self._waiting, self._at_line_start = True, True
@@ -44,7 +44,7 @@ class Screen:
             self._at_line_start = text.endswith("\n")
 
     def fresh_line(self) -> None:
-        """Go to a new line unless the answer ended with one."""
+        """Start a new line unless the answer ended with one."""
         self.write("")
         if not self._at_line_start:
             self.write("\n")
@@ -52,7 +52,7 @@ class Screen:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Keys that are pressed during an answer, Ctrl-C too, do not show up in the middle of it.
+    """Keys pressed during an answer, Ctrl-C included, are not echoed into it.
 
     They can be read one by one, not line by line; Ctrl-C is still a signal.
     """

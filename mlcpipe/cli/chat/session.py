@@ -1,4 +1,4 @@
-"""A chat with one engine: the messages so far, the settings, and how a question becomes an answer."""
+"""A chat with one engine: messages, settings, and answering a question."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: `finish_reason` is "stop", "length" or "interrupted" (then `stats` is None)."""
+    """An answer: `finish_reason` is "stop", "length" or "interrupted" (then `stats` is None)."""
 
     text: str
     finish_reason: str
@@ -62,7 +62,7 @@ class Session:
 
     @property
     def messages(self) -> list[Message]:
-        """The system message, if there is one, and all turns: what the model gets to see."""
+        """The messages that the model sees: the system message, if any, and all turns."""
         head = [{"role": "system", "content": self.system}] if self.system else []
         return [*head, *self._turns]
 
@@ -96,7 +96,7 @@ class Session:
         self._attempt = 0
 
     def save(self, path: Path) -> int:
-        """Write the chat to a file, JSON alone where its name says so; how many messages it has."""
+        """Write the chat to a file, only its JSON if the name ends so -> the number of messages."""
         transcript = Transcript(tuple(self.messages), self.settings, self._model)
         if path.suffix == ".json":
             save_transcript(path, transcript)
@@ -118,9 +118,9 @@ class Session:
         return len(transcript.messages)
 
     def resume(self, path: Path, settings: Mapping[str, float], system: str) -> None:
-        """Go on with the chat of a file, if there is one; these settings and system message replace its own.
+        """Continue the chat in a file, if it exists; these settings and system message replace its own.
 
-        Raises UsageError, also where the file could not be written.
+        Raises UsageError, also if the file could not be written.
         """
         if path.exists():
             self.load(path)

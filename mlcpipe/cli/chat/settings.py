@@ -1,4 +1,4 @@
-"""How answers are made: the one table behind the options of `chat`, `/set key=value` and saved chats.
+"""Answer settings: the one table behind the options of `chat`, `/set key=value` and saved chats.
 
 SamplingParams checks the ranges; this module knows names, types and explanations.
 """
@@ -36,7 +36,7 @@ KNOBS: Mapping[str, Knob] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How answers are made; `max_tokens` None lets an answer run to its end or the end of the context."""
+    """Answer settings; with `max_tokens` None an answer runs to its end or the end of the context."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None

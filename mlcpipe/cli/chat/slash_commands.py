@@ -1,4 +1,4 @@
-"""What a line that begins with "/" does in a chat."""
+"""Chat commands: lines that begin with "/"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, Command] = {
     "/set": Command("[key=value …]", "change how answers are made; alone shows the settings"),
     "/stats": Command("", "show or hide the line with speeds after each answer"),
     "/save": Command("FILE", "write the chat with its keys and values; to FILE.json its messages alone"),
-    "/load": Command("FILE", "go on with a saved chat and its settings"),
+    "/load": Command("FILE", "continue a saved chat with its settings"),
     "/exit": Command("", "leave (also Ctrl-D)"),
 }
 
@@ -58,7 +58,7 @@ class Commands:
     show_stats: bool = True
 
     def run(self, line: str) -> bool:
-        """Carry out the command in `line`; False if it is none (a path such as /etc/hosts is a question).
+        """Carry out the command in `line`; False if it is not a command (a path such as /etc/hosts is a question).
 
         Raises ExitChat, and UsageError if the command is unknown or its argument is wrong.
         """
@@ -134,6 +134,6 @@ class Commands:
 
 
 def _path(argument: str) -> Path:
-    """A file name as a shell would read it: quotes and ~."""
+    """A file name read as in a shell: quotes and ~."""
     quoted = len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'"
     return Path(os.path.expanduser(argument[1:-1] if quoted else argument))

@@ -1,4 +1,4 @@
-"""The line under an answer: tokens a second, and how much of what the memory can deliver that is."""
+"""The line under an answer: tokens per second, and the share of the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SpeedLine:
         self._peak: float | None = None
 
     def measure(self, seen_gb_s: float = 0.0) -> None:
-        """Measure, or recall, the read bandwidth; not at all for a model in the cache or on a device of its own."""
+        """Measure, or recall, the read bandwidth, except for a model in the cache or on a device with own memory."""
         on_host, cache = self._engine.on_host, env().cache
         if not on_host or cache is None or (self._peak or 0.0) > seen_gb_s or self._weights < last_cache_bytes():
             return
@@ -61,7 +61,7 @@ def stats_line(stats: Stats, peak_gb_s: float | None, weights_bytes: int, cache_
 
 
 def _speed(name: str, tokens: int, tok_s: float) -> str:
-    """'decode 43 tokens, 1,498 tok/s'; without the speed where nothing was timed."""
+    """'decode 43 tokens, 1,498 tok/s'; without the speed if nothing was timed."""
     speed = f", {tok_s:,.0f} tok/s" if tok_s >= 100 else f", {tok_s:.1f} tok/s" if tok_s > 0 else ""
     return f"{name} {tokens} token{'' if tokens == 1 else 's'}{speed}"
 

@@ -1,4 +1,4 @@
-"""A chat as JSON that `/save` writes whole or not at all and `/load` checks before it is used.
+"""A chat as JSON, written atomically by `/save` and checked by `/load`.
 
 It is a file of its own, or part of one with keys and values (`mlcpipe/runtime/chat_file.py`).
 
@@ -28,14 +28,14 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a saved chat holds: an optional system message first, then user and assistant alternate."""
+    """The content of a saved chat: an optional system message first, then user and assistant alternate."""
 
     messages: tuple[Message, ...]
     settings: Settings
     model: str = ""
 
     def content(self) -> dict[str, Any]:
-        """The object that is written."""
+        """The JSON object."""
         return {
             "format": "mlcpipe-chat",
             "version": 1,
@@ -90,13 +90,13 @@ def save_transcript(path: Path, transcript: Transcript) -> None:
 
 
 def load_transcript(path: Path) -> Transcript:
-    """Read and check a saved chat. Raises UsageError that says what is wrong with it."""
+    """Read and check a saved chat. Raises UsageError naming the defect."""
     content = read_json_object(path, limit=MAX_BYTES, error=UsageError, what="saved chat", max_values=MAX_BYTES // 8)
     return transcript_of(content, path)
 
 
 def transcript_of(content: dict[str, Any] | None, path: Path) -> Transcript:
-    """The chat of a file's JSON, None for a file without. Raises UsageError that says what is wrong with it."""
+    """The chat in a file's JSON, None if it has none. Raises UsageError naming the defect."""
     chat = validated(_SavedChat, content, what=_WHAT, where=path, error=UsageError)
     try:
         settings = Settings().with_values(chat.settings)

@@ -1,4 +1,4 @@
-"""`mlcpipe tune`: measure which knobs make a model's kernels faster on this device, and keep what wins."""
+"""`mlcpipe tune`: measure which knobs make a model's kernels faster on this device, and keep the winners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlcpipe.progress import console_progress
 if TYPE_CHECKING:
     from mlcpipe.targets import Target, Variant
     from mlcpipe.tuned.records import Record
-    from mlcpipe.tuning.run import Plan, State
+    from mlcpipe.tuning.run import State, TuneOptions
     from mlcpipe.tuning.ssh import Board
     from mlcpipe.tuning.tasks import Task
 
@@ -51,7 +51,7 @@ def tune_command(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a model's kernels faster on this device: try other knobs, measure, keep what wins.
+    """Make a model's kernels faster on this device: try other knobs, measure, keep the winners.
 
     Default and candidate are measured interleaved, with cold weights; a record is kept only if it wins by more than the
     noise. `mlcpipe compile` uses records automatically, `mlcpipe inspect --kernels` shows them. Ctrl-C stops; the same
@@ -74,7 +74,7 @@ def tune_command(
     from mlcpipe.targets import load_target
     from mlcpipe.tuned.records import files_of, read_records
     from mlcpipe.tuning.devices import measured_device
-    from mlcpipe.tuning.run import Plan
+    from mlcpipe.tuning.run import TuneOptions
     from mlcpipe.tuning.ssh import look_at, target_there
 
     target, quantization = target_and_quantization(model, target, quantization)
@@ -91,9 +91,9 @@ def tune_command(
     if verify:
         tasks = _with_records(tasks, known, path)
     there = {"host": board.host, "arch": board.arch} if board else None
-    plan = Plan(trials, seconds, device, target, variant.name, there)
-    states, finished = _run(tasks, plan, wanted, path, known if verify else None, fresh=fresh)
-    _report(states, plan, path, as_json=as_json, here=bool(wanted.variants) and board is None)
+    opts = TuneOptions(trials, seconds, device, target, variant.name, there)
+    states, finished = _run(tasks, opts, wanted, path, known if verify else None, fresh=fresh)
+    _report(states, opts, path, as_json=as_json, here=bool(wanted.variants) and board is None)
     if not finished:
         say(stderr_console(), "\nStopped; the same command resumes.")
         raise KeyboardInterrupt
@@ -103,7 +103,7 @@ def tune_command(
 
 
 def _with_records(tasks: Sequence[Task], records: Sequence[Record], path: Path) -> list[Task]:
-    """The tasks that have a record; how many have none is told. Raises UsageError where no task has one."""
+    """The tasks that have a record; prints how many have none. Raises UsageError if no task has one."""
     found = [task for task in tasks if any(task.is_of(record) for record in records)]
     if not found:
         raise UsageError(
@@ -133,7 +133,7 @@ def _seconds(text: str) -> float | None:
 
 
 def target_and_quantization(model: str | Path, target: str | None, quantization: str | None) -> tuple[str, str | None]:
-    """What to tune for: what was named, else what a bundle has, else the usual target and the checkpoint's default.
+    """The target and quantization to tune: as named, else the bundle's, else the defaults.
 
     Raises BundleError, UsageError.
     """
@@ -165,7 +165,7 @@ def _variant(target: Target, board: Board | None) -> Variant:
 
 
 def _tasks(model: str, quantization: str | None, target: Target, variant: Variant) -> list[Task]:
-    """What can be tuned, the most work first."""
+    """The tunable tasks, the most work first."""
     from mlcpipe.checkpoint import resolve
     from mlcpipe.tuning.tasks import lower, model_of, tasks_of
 
@@ -177,26 +177,26 @@ def _tasks(model: str, quantization: str | None, target: Target, variant: Varian
 
 
 def _run(
-    tasks: Sequence[Task], plan: Plan, target: Target, path: Path, known: Sequence[Record] | None, *, fresh: bool
+    tasks: Sequence[Task], opts: TuneOptions, target: Target, path: Path, known: Sequence[Record] | None, *, fresh: bool
 ) -> tuple[list[State], bool]:
     """Tune, or verify the `known` records -> the last state of every task, and whether all were decided.
 
-    Records are written as they come.
+    Each record is written at once.
     """
     from mlcpipe.cli.tune.view import View
     from mlcpipe.tuning import run as session
     from mlcpipe.tuning.journal import Journal
     from mlcpipe.tuning.pool import WorkerProcess
 
-    journal = Journal(env().cache_dir / "tuning", target.tuned, plan.variant, plan.device)
+    journal = Journal(env().cache_dir / "tuning", target.tuned, opts.variant, opts.device)
     if fresh:
         journal.forget()
-    with View(stderr_console(), tasks, plan) as view, WorkerProcess() as worker:
+    with View(stderr_console(), tasks, opts) as view, WorkerProcess() as worker:
         try:
             if known is not None:
-                decided: Iterable[State] = session.verify(tasks, known, plan, worker, view.show)
+                decided: Iterable[State] = session.verify(tasks, known, opts, worker, view.show)
             else:
-                decided = session.tune(tasks, plan, journal, worker, view.show)
+                decided = session.tune(tasks, opts, journal, worker, view.show)
             for state in decided:
                 _keep(path, state)
                 view.done(state)
@@ -206,7 +206,7 @@ def _run(
 
 
 def _keep(path: Path, state: State) -> None:
-    """Write the record of a state in the place of the one that was there, which goes where the state has none."""
+    """Replace the record of a state's task, or delete it if the state has none."""
     from mlcpipe.tuned.records import merged, read_records, write_records
 
     if state.final is None and not state.invalid:
@@ -222,8 +222,8 @@ def _same(record: Record, state: State) -> bool:
     return state.task.is_of(record) and (state.device, state.variant) == (record.device, record.variant)
 
 
-def _report(states: Sequence[State], plan: Plan, path: Path, *, as_json: bool, here: bool) -> None:
-    """Print the result and where records are, with the floor of this machine's memory where its CPU was measured."""
+def _report(states: Sequence[State], opts: TuneOptions, path: Path, *, as_json: bool, here: bool) -> None:
+    """Print the result and the records' file, with the memory floor if this machine's CPU was measured."""
     from mlcpipe.cli.tune.view import print_result, summary
     from mlcpipe.devices.support.threads import use_threads
     from mlcpipe.host.bandwidth import cached_read_bandwidth_gb_s
@@ -232,8 +232,8 @@ def _report(states: Sequence[State], plan: Plan, path: Path, *, as_json: bool, h
     seen = max((nbytes / seconds / 1e9 for nbytes, seconds in times if seconds), default=0.0)
     bandwidth = cached_read_bandwidth_gb_s(use_threads(), env().cache_dir, seen_gb_s=seen) if here else None
     if as_json:
-        print_json({**summary(states, plan, bandwidth), "records": str(path)})
+        print_json({**summary(states, opts, bandwidth), "records": str(path)})
         return
-    print_result(stdout_console(), states, plan, bandwidth)
+    print_result(stdout_console(), states, opts, bandwidth)
     if path.is_file():
         say(stdout_console(), f"Records of this target are in {path}.")

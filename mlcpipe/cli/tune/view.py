@@ -1,4 +1,4 @@
-"""What `mlcpipe tune` shows: while it runs, the best of each kernel and the time left; then a table and bars."""
+"""The display of `mlcpipe tune`: the best of each kernel and the time left; at the end a table and bars."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from mlcpipe.cli.terminal import cell, new_table, say
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from mlcpipe.tuning.run import Plan, State
+    from mlcpipe.tuning.run import State, TuneOptions
     from mlcpipe.tuning.tasks import Task
 
 _BAR = 30  # characters of the default's bar
-_FINALS = 2  # trials that deciding takes, in the time of a search's
+_FINALS = 2  # the cost of a decision, in search trials
 
 
 class View:
-    """Keeps the last state of every task; on a terminal shows them all, elsewhere a line for each that is done."""
+    """Keeps the last state of every task; shows them all on a terminal, elsewhere a line per finished one."""
 
-    def __init__(self, console: Console, tasks: Sequence[Task], plan: Plan) -> None:
+    def __init__(self, console: Console, tasks: Sequence[Task], opts: TuneOptions) -> None:
         from rich.live import Live
 
         from mlcpipe.tuning.run import State
 
-        self._console, self._plan = console, plan
-        self._states = {task.key: State(task, device=plan.device, variant=plan.variant) for task in tasks}
+        self._console, self._opts = console, opts
+        self._states = {task.key: State(task, device=opts.device, variant=opts.variant) for task in tasks}
         self._done: set[tuple[str, str, str]] = set()
         self._began, self._measured = time.monotonic(), 0
         self._known: dict[tuple[str, str, str], int] = {}
@@ -43,14 +43,14 @@ class View:
         return list(self._states.values())
 
     def show(self, state: State) -> None:
-        """Something was measured."""
+        """Report a measurement."""
         before = self._known.setdefault(state.task.key, state.trials)
         self._known[state.task.key] = state.trials
         self._measured += max(0, state.trials - before)
         self._states[state.task.key] = state
 
     def done(self, state: State) -> None:
-        """A task was decided."""
+        """Report a decision."""
         self.show(state)
         self._done.add(state.task.key)
         if self._live is None:
@@ -71,7 +71,7 @@ class View:
 
         table = new_table("kernel", "rows", "tried", "default", "best so far", "", whole="kernel")
         for state in self._states.values():
-            tried = f"{state.trials}/{self._plan.trials}"
+            tried = f"{state.trials}/{self._opts.trials}"
             times = [duration(state.default_s), f"{state.best.ratio:.2f}x" if state.best else ""]
             words = verdict(state) if state.task.key in self._done else ""
             table.add_row(*map(cell, (state.task.name, state.task.space.bucket, tried, *times, words)))
@@ -82,22 +82,22 @@ class View:
         if self._measured == 0:
             return f"{passed:.0f} s so far"
         open_ = [state for key, state in self._states.items() if key not in self._done]
-        trials = sum(max(0, self._plan.trials - state.trials) + _FINALS for state in open_)
+        trials = sum(max(0, self._opts.trials - state.trials) + _FINALS for state in open_)
         left = trials * passed / self._measured
-        if self._plan.budget_s is not None:
-            left = min(left, max(0.0, self._plan.budget_s - passed))
+        if self._opts.budget_s is not None:
+            left = min(left, max(0.0, self._opts.budget_s - passed))
         return f"about {left:.0f} s left"
 
 
 def duration(seconds: float | None) -> str:
-    """A time for people: "183 us", "7.95 ms"; nothing where it is unknown."""
+    """A time for people: "183 us", "7.95 ms"; "" if unknown."""
     if seconds is None:
         return ""
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
 def verdict(state: State) -> str:
-    """What became of a task, for people."""
+    """A task's outcome, for people."""
     if state.problem:
         return state.problem
     if state.record is not None and state.final is not None:
@@ -111,23 +111,23 @@ def verdict(state: State) -> str:
 
 
 def gain(states: Sequence[State]) -> float:
-    """Geometric mean of default / what compile takes now, over all tasks that were decided."""
+    """Geometric mean of default / new time, over all decided tasks."""
     decided = [state for state in states if state.best or state.final]
     ratios = [state.final.ratio if state.record and state.final else 1.0 for state in decided]
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else 1.0
 
 
 def floor_s(state: State, bandwidth_gb_s: float | None) -> float | None:
-    """Seconds that reading and writing a call's arguments takes at least; None where that is unknown."""
+    """The least seconds to read and write a call's arguments; None if unknown."""
     return state.nbytes / bandwidth_gb_s / 1e9 if state.nbytes and bandwidth_gb_s else None
 
 
-def summary(states: Sequence[State], plan: Plan, bandwidth_gb_s: float | None) -> dict[str, Any]:
-    """The result as JSON has it; times in microseconds."""
+def summary(states: Sequence[State], opts: TuneOptions, bandwidth_gb_s: float | None) -> dict[str, Any]:
+    """The result for JSON; times in microseconds."""
     return {
-        "target": plan.target,
-        "variant": plan.variant,
-        "device": plan.device,
+        "target": opts.target,
+        "variant": opts.variant,
+        "device": opts.device,
         "read_bandwidth_gb_s": None if bandwidth_gb_s is None else round(bandwidth_gb_s, 1),
         "gain": round(gain(states), 4),
         "kernels": [
@@ -152,7 +152,7 @@ def summary(states: Sequence[State], plan: Plan, bandwidth_gb_s: float | None) -
     }
 
 
-def print_result(console: Console, states: Sequence[State], plan: Plan, bandwidth_gb_s: float | None) -> None:
+def print_result(console: Console, states: Sequence[State], opts: TuneOptions, bandwidth_gb_s: float | None) -> None:
     """The table, then a bar for each kernel: default, tuned, and the floor that the memory sets."""
     table = new_table("kernel", "rows", "default", "tuned", "floor", "tried", "", whole="kernel")
     for state in states:
@@ -165,13 +165,13 @@ def print_result(console: Console, states: Sequence[State], plan: Plan, bandwidt
     kept = sum(state.record is not None for state in states)
     say(
         console,
-        f"\n{kept} of {len(states)} kept, {gain(states):.3f}x in the geometric mean on {plan.device}, variant "
-        f"{plan.variant}" + (f"; floor: the arguments at {bandwidth_gb_s:.0f} GB/s" if bandwidth_gb_s else ""),
+        f"\n{kept} of {len(states)} kept, {gain(states):.3f}x in the geometric mean on {opts.device}, variant "
+        f"{opts.variant}" + (f"; floor: the arguments at {bandwidth_gb_s:.0f} GB/s" if bandwidth_gb_s else ""),
     )
 
 
 def _print_bars(console: Console, states: Sequence[State], bandwidth_gb_s: float | None) -> None:
-    """Time in units of the default's: filled what compile takes now, light what tuning saved, a mark at the floor."""
+    """Time relative to the default's: filled the new time, light the saved part, a mark at the floor."""
     say(console, "")
     width = max((len(f"{state.task.name} {state.task.space.bucket}") for state in states), default=0)
     for state in states:

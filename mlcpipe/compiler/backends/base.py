@@ -17,6 +17,7 @@ from tvm import tirx
 
 from mlcpipe.compiler.android_library import link_android_library
 from mlcpipe.compiler.build import BuiltVariant, build_for_device, build_kernels
+from mlcpipe.compiler.device_library import write_once
 from mlcpipe.compiler.link import ANDROID, Linker, export_device_library, library_name
 from mlcpipe.compiler.static_library import write_static_device_library
 from mlcpipe.devices.base import Device
@@ -85,7 +86,7 @@ class DeviceLibrary:
     """A library for this machine that contains kernels for one kind of device.
 
     `generator`: a context in which TVM generates a target's code; it yields modules to link next to the model.
-    `compiler`: the tool that generates code, "" if that is part of mlcpipe or TVM.
+    `compiler`: the tool that generates code, "" if that is part of mlcpipe or TVM; `build` tells builds of it apart.
     `finish` edits the object files before they are linked.
     `archiver`: writes a static library with a table of symbols too, as for a CPU.
     `kernel_phase`: the last phase of kernels before TVM generates code.
@@ -97,6 +98,7 @@ class DeviceLibrary:
     finish: Callable[[Sequence[Path]], None] | None = None
     archiver: Linker | None = None
     kernel_phase: pipeline.Phase = pipeline.SHADERS
+    build: str = ""
 
     @property
     def name(self) -> str:
@@ -110,19 +112,23 @@ class DeviceLibrary:
         self, state: Lowering, variants: Sequence[Variant], folder: Path, stem: str, progress: Progress
     ) -> tuple[Path, list[BuiltVariant]]:
         scheduled = pipeline.run(replace(state, variant=variants[0]), pipeline.SCHEDULE)
+        static = f"lib{stem}.a"
+        path = folder / (library_name(stem, self.linker.system) if self.linker.links else static)
+        tools = (self.linker, self.archiver, self.compiler, self.build)
+        write_once(scheduled, folder, stem, tools, lambda made: self._write(scheduled, made / static, made / path.name))
+        return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size)]
+
+    def _write(self, scheduled: Lowering, static: Path, path: Path) -> None:
         with self.generator(scheduled) as extra_modules:
             executable = build_for_device(
                 scheduled, registered=False, extra_modules=extra_modules, kernel_phase=self.kernel_phase
             )
-        static = folder / f"lib{stem}.a"
-        path = folder / library_name(stem, self.linker.system) if self.linker.links else static
         if self.archiver is not None:
-            write_static_device_library(executable.mod, static, self.linker, self.archiver, triple(state.target))
+            write_static_device_library(executable.mod, static, self.linker, self.archiver, triple(scheduled.target))
         if self.linker.system == ANDROID:
             link_android_library(static, path, self.linker)
         elif self.linker.links:
-            export_device_library(executable.mod, path, self.linker, triple(state.target), self.finish)
-        return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size)]
+            export_device_library(executable.mod, path, self.linker, triple(scheduled.target), self.finish)
 
 
 @contextmanager

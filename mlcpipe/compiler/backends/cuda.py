@@ -35,6 +35,7 @@ def find(target: Target) -> DeviceLibrary:
         f"{nvrtc.name} {nvrtc.version}",
         codegen.mark_compiled,
         kernel_phase=pipeline.SOURCES,
+        build=f"{nvrtc.build}, {codegen.has_runtime()}",
     )
 
 

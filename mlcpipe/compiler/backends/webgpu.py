@@ -12,6 +12,7 @@ from mlcpipe.compiler.backends.wasm.emscripten import Emscripten, find_emcc
 from mlcpipe.compiler.backends.wasm.link import link_wasm
 from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
 from mlcpipe.compiler.build import BuiltVariant, build_for_device, generated_source
+from mlcpipe.compiler.device_library import write_once
 from mlcpipe.compiler.link import tool_finding
 from mlcpipe.env import env
 from mlcpipe.errors import CompileError, TargetError
@@ -49,10 +50,15 @@ class WasmLibrary:
         objects = runtime_objects(self.emcc, env().cache_dir, progress)
         progress.stage("compile the kernels")
         scheduled = pipeline.run(replace(state, variant=variants[0]), pipeline.SCHEDULE)
-        executable = build_for_device(scheduled, registered=True)
         path = folder / f"{stem}.wasm"
-        progress.stage("link the library")
-        link_wasm(self.emcc, executable.mod, objects, path, "-O1" if self.quick else "-O3")
+        level = "-O1" if self.quick else "-O3"
+
+        def write(made: Path) -> None:
+            executable = build_for_device(scheduled, registered=True)
+            progress.stage("link the library")
+            link_wasm(self.emcc, executable.mod, objects, made / path.name, level)
+
+        write_once(scheduled, folder, stem, (self.emcc, objects[0].parent.name, level), write)
         return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size)]
 
 

@@ -1,9 +1,9 @@
-"""AWQ (Lin et al. 2023): columns in which an error counts are made larger before they are rounded.
+"""AWQ (Lin et al. 2023): columns whose errors matter most are scaled up before rounding.
 
-What makes an input of a matrix, a norm or the rows of another matrix, is divided by what the matrix's columns are
-multiplied with, so that the model's function stays. The factors are powers of the inputs' size, and of a few of them
-those that leave the least error of the output, with inputs rounded to int8 as prompts have them: large channels, which
-spoil the rounding of those beside them, become smaller (SmoothQuant, Xiao et al. 2022).
+The producer of a matrix's input (a norm, or the rows of another matrix) is divided by the factors that the matrix's
+columns are multiplied by, so the model's function is unchanged. Factors are powers of the inputs' size; of a few
+powers the one of least output error is taken, with inputs rounded to int8 as in prefill: large channels, which spoil
+the rounding of their neighbours, become smaller (SmoothQuant, Xiao et al. 2022).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.defaults import SEARCH
 from mlcpipe.nn.attention import Attention, FusedAttention
 from mlcpipe.nn.mlp import FusedGatedMLP, GatedMLP
+from mlcpipe.nn.short_conv import ShortConv
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme
@@ -28,16 +29,16 @@ Array = NDArray[Any]
 
 _POWERS = np.linspace(0.1, 1.0, 10)
 _GROUP = 256  # columns of an input with one scale of int8, see tir_schedules/cpu/int8_gemm.py
-_ROWS = 512  # of the matrices that the error is measured with
+_ROWS = 512  # of each matrix, to measure the error with
 SAMPLE = 512  # rows of their inputs
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Factors of the columns of `consumers` that the rows of `producers`, from `begin` on, are divided by.
+    """Factors for the columns of `consumers`; the rows of `producers` from `begin` on are divided by them.
 
     Producers are vectors or matrices; `add` is added to them when they are read. Of `heads` (kv_heads, query heads of
-    each, head_dim) those that read the same rows have the same factors.
+    each, head_dim) those that read the same rows share factors.
     """
 
     consumers: tuple[str, ...]
@@ -48,7 +49,7 @@ class Fold:
 
 
 def folds_of(layer: nn.Module) -> Iterator[Fold]:
-    """What can be folded in a layer, by names of its parameters. Experts stay as they are."""
+    """The foldable pairs of a layer, by parameter names. Experts are unchanged."""
     norm, attention_name, mlp_norm, mlp_name = layer.names
     attention, mlp = getattr(layer, attention_name), getattr(layer, mlp_name)
     if isinstance(attention, Attention):
@@ -60,6 +61,8 @@ def folds_of(layer: nn.Module) -> Iterator[Fold]:
         heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
         begin = spec.q_size + spec.kv_size if fused else 0
         yield Fold((f"{attention_name}.{spec.names[-1]}.weight",), rows, begin, heads=heads)
+    if isinstance(attention, ShortConv) and norm:
+        yield _of_norm(layer, norm, attention_name, ["in_proj"])
     if isinstance(mlp, GatedMLP | FusedGatedMLP):
         *inner, down = mlp.names
         if mlp_norm:
@@ -105,7 +108,7 @@ def fold_layer(
 
 
 def factors_of(fold: Fold, matrices: Sequence[Array], scheme: Scheme, inputs: Inputs) -> Array:
-    """The factors float32[K] of least error of the output; 1 where no others are better."""
+    """The factors float32[K] of least output error; 1 if no others are better."""
     assert inputs.rows is not None
     w = np.concatenate([matrix[:: -(-len(matrix) // (_ROWS // len(matrices)))] for matrix in matrices])
     expected = inputs.rows @ w.T
@@ -123,7 +126,7 @@ def factors_of(fold: Fold, matrices: Sequence[Array], scheme: Scheme, inputs: In
 
 
 def _shared(fold: Fold, factors: Array) -> Array:
-    """The largest factor of those that must be the same."""
+    """The largest of the factors that must be equal."""
     if fold.heads is None:
         return factors
     by_head = factors.reshape(fold.heads)
@@ -140,7 +143,7 @@ def output_error(factors: Array, w: Array, scheme: Scheme, inputs: Inputs, expec
 
 
 def _int8(x: Array) -> Array:
-    """x[n, K] as int8 with a scale for each `_GROUP` columns of a row has it."""
+    """x[n, K] rounded to int8 with a scale for each `_GROUP` columns of a row."""
     n, k = x.shape
     padded = np.zeros((n, -(-k // _GROUP), _GROUP), np.float32)
     padded.reshape(n, -1)[:, :k] = x

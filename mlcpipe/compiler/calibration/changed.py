@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.weights.table import Weight, restored
 
 Array = NDArray[Any]
 
 
 class Changed:
-    """The tensors of a checkpoint, those that were changed as they are now."""
+    """The tensors of a checkpoint, including changes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint, self.tensors = checkpoint, checkpoint.tensors
@@ -27,7 +27,7 @@ class Changed:
         self._changed[name] = tensor
 
     def round(self, weight: Weight, arrays: Mapping[str, Array]) -> None:
-        """Change the tensors that a matrix is made of to what its stored arrays hold."""
+        """Set the source tensors of a matrix to the values of its stored arrays."""
         if weight.kind != "scheme":
             return
         whole = restored(weight, arrays)
@@ -42,9 +42,9 @@ class Changed:
                 begin -= shape[0]
 
     def read(self, name: str) -> NDArray[np.float32]:
-        """The tensor as it is now."""
+        """The tensor, changed or not."""
         return self._changed[name] if name in self._changed else self._checkpoint.read(name)
 
     def read_parts(self, name: str) -> Parts:
-        """What the checkpoint has."""
+        """The checkpoint's tensor infos."""
         return self._checkpoint.read_parts(name)

@@ -1,6 +1,6 @@
 """Single layers of a model as functions of their weights, compiled for this machine in float32.
 
-Layers whose functions are the same share one, whatever their number: a model has one or two kinds of layers.
+Layers with the same function share one compilation: a model has one or two kinds of layers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RUN = "run_layer"
 
 
 class _OneLayer(LanguageModel):
-    """The decoder layer of a number, or the norm after all of them, as an entry point."""
+    """One decoder layer by number, or the norm after all of them, as an entry point."""
 
     def __init__(self, model: CausalLM, index: int) -> None:
         super().__init__(model.facts)
@@ -85,19 +85,19 @@ class LayerFunction:
     states: Any
 
     def params(self, tensors: Tensors) -> Any:
-        """Its weights, as the function takes them."""
+        """Its weights in the order of the function's arguments."""
         arrays = (array for weight in self.weights for _, array, _ in load(weight, tensors, RTN))
         return tvm_ffi.convert([tvm.runtime.tensor(array) for array in arrays])
 
     def sources(self, observed: Observed) -> list[tuple[str, ...]]:
-        """The checkpoint's tensors that multiply an input: of each expert, or of all rows."""
+        """The checkpoint's tensors that multiply an input: per expert, or for all rows."""
         named = {weight.name: weight for weight in self.weights}
         groups = [named[name].sources for name in observed.names]
         return [tuple(source for group in several for source in group) for several in zip(*groups)]
 
 
 def model_of(checkpoint: Checkpoint) -> CausalLM:
-    """The model of a checkpoint for this machine. Raises ConfigError for one that does not write text."""
+    """The model of a checkpoint for this machine. Raises ConfigError for an embedding model."""
     model = prepare_model(checkpoint.config, load_target(LOCAL_TARGET), load_scheme("q0f32"), "f32")
     if not isinstance(model, CausalLM):
         raise ConfigError("a calibration text is for models that write text", found=checkpoint.config["model_type"])
@@ -106,7 +106,7 @@ def model_of(checkpoint: Checkpoint) -> CausalLM:
 
 def compile_layers(model: CausalLM, checkpoint: Checkpoint, rows: int) -> list[LayerFunction]:
     """The functions of all layers, for up to `rows` tokens, and last the norm's. Raises CompileError."""
-    use_threads()  # before the first one runs: TVM's own number is half of the processors
+    use_threads()  # before the first run: TVM's default is half of the processors
     known: list[tuple[tvm.IRModule, LayerFunction]] = []
     found = []
     for index in range(model.facts.num_layers + 1):

@@ -1,4 +1,4 @@
-"""Quantizes the weights of a checkpoint by what they multiply on a calibration text, layer by layer."""
+"""Quantizes the weights of a checkpoint by their inputs on a calibration text, layer by layer."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Array = NDArray[Any]
 def calibrated(
     weights: Sequence[Weight], checkpoint: Checkpoint, tokenizer: Tokenizer | None, text: CalibrationText, method: str
 ) -> Iterator[tuple[str, Array, int]]:
-    """What `load` yields for each weight, quantized with the inputs that it has on the text.
+    """Yields what `load` does for each weight, quantized by its inputs on the text.
 
-    Weights that are in no layer come last. Raises UsageError for a text that is too short, ConfigError for
-    a model that does not write text, CompileError, and what `load` raises.
+    Weights outside the layers come last. Raises UsageError for a text that is too short, ConfigError for
+    an embedding model, CompileError, and what `load` raises.
     """
     if tokenizer is None:
         raise UsageError("a calibration text needs a tokenizer", where=checkpoint.path, expected="tokenizer.json")
     model = model_of(checkpoint)
     windows = windows_of(text.text, tokenizer, model.facts.context_length)
-    again = method == GPTQ  # later columns of gptq make up for errors, of the layers before as well
+    again = method == GPTQ  # later columns of gptq compensate for errors, those of earlier layers too
     stream = Stream(model, checkpoint, windows, gram=again, sample=SAMPLE if method == AWQ else 0)
     several = _by_layer(weights, stream)
     for index in range(model.facts.num_layers):
@@ -58,13 +58,13 @@ def calibrated(
 
 
 def _schemes(weights: Sequence[Weight]) -> dict[str, Scheme]:
-    """How each tensor of matrices is stored."""
+    """The storage scheme of each matrix's tensors."""
     several = ((source, one.scheme) for one in weights for group in one.sources for source in group)
     return {source: scheme for source, scheme in several if scheme is not None}
 
 
 def _by_layer(weights: Sequence[Weight], stream: Stream) -> dict[int, list[Weight]]:
-    """The weights of each layer; those of none beside the last norm."""
+    """The weights of each layer; those outside the layers come with the last norm."""
     found = defaultdict(list)
     for weight in weights:
         found[stream.layer_of.get(weight.sources[0][0], stream.norm)].append(weight)

@@ -24,15 +24,15 @@ from tir_schedules.step_layout import PAGE
 
 Array = NDArray[Any]
 
-_GRAM_ROWS = 2048  # that x^T x takes at a time: with 512 it waits for the memory of the result
+_GRAM_ROWS = 2048  # per x^T x: with 512 it waits for the memory of the result
 
 
 class Stream:
-    """Windows of tokens, all of one length, on their way through a model.
+    """Windows of tokens, all of one length, passing through a model.
 
-    `prefix` is how the names of its tensors begin, `norm` the number of the norm after all layers, `output` the
-    checkpoint's tensor of the matrix after that. `gram`: `Inputs` have it. `sample`: they have about so many rows, if
-    any. Raises CompileError, CheckpointError.
+    `prefix` begins the names of its tensors, `norm` is the number of the norm after all layers, `output` the
+    checkpoint's tensor of the matrix after that. `gram`: `Inputs` contain it. `sample`: about how many rows they
+    contain. Raises CompileError, CheckpointError.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Stream:
     def run(self, index: int, tensors: Tensors, *, observe: bool = True, advance: bool = True) -> dict[str, Inputs]:
         """Run a layer, or the norm after the last one, with weights from `tensors`.
 
-        With `observe` the inputs of its matrices, by the names of the checkpoint's tensors, else none. With `advance`
-        what it computes takes the place of the hidden states. Raises CheckpointError for numbers that are not finite.
+        With `observe` returns the inputs of its matrices by the checkpoint's tensor names. With `advance` its result
+        replaces the hidden states. Raises CheckpointError for numbers that are not finite.
         """
         layer = self._layers[index]
         params = layer.params(tensors)
@@ -90,7 +90,7 @@ class Stream:
 
     @property
     def layer_of(self) -> dict[str, int]:
-        """Of each tensor of a layer, the number."""
+        """The layer number of each tensor of a layer."""
         return {
             source: index
             for index, layer in enumerate(self._layers)
@@ -100,7 +100,7 @@ class Stream:
         }
 
     def inputs_of_output(self) -> Inputs:
-        """The inputs of the output matrix, once the norm has run."""
+        """The inputs of the output matrix, after the norm."""
         sums = _Sums(self.hidden[0].shape[1], self._gram)
         for hidden in self.hidden:
             sums.add(hidden)
@@ -115,7 +115,7 @@ def rows_of_expert(expert: int, chosen: Array, rows: int) -> Array:
 
 
 class _Sums:
-    """What becomes `Inputs`, added up over rows."""
+    """Sums over rows that become `Inputs`."""
 
     def __init__(self, k: int, gram: bool, step_of_sample: int = 0) -> None:
         self._sample: list[Array] = []
@@ -144,7 +144,7 @@ class _Sums:
             gram += x.T @ x
 
     def inputs(self) -> Inputs:
-        """The statistics; nothing can be added after that."""
+        """The final statistics; no rows can be added afterwards."""
         rows = max(1, self._rows)
         if self._gram is not None:
             self._add_to_gram(self._gram)

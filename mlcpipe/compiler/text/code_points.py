@@ -1,4 +1,4 @@
-"""Which code points belong to a class: the installed `tokenizers` is asked, so that both have one Unicode version."""
+"""The code points of character classes, from the installed `tokenizers`, so that both have one Unicode version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Members = NDArray[np.bool_]  # of each code point
 
 COUNT = 0x110000
 SURROGATES = slice(0xD800, 0xE000)
-# Where no version of Unicode has characters, or only private ones: the first stands for all up to the next.
+# Ranges without characters in any Unicode version, or with private ones: the first stands for all up to the next.
 _ALIKE = (0x34000, 0xE0000, 0xE1000, 0xF0000, 0xFFFFE, 0x100000, 0x10FFFE, COUNT)
 
 
@@ -35,26 +35,26 @@ def of_pattern(source: str) -> Members:
 
 @lru_cache(maxsize=1)
 def numeric() -> Members:
-    """What the pre-tokenizer Digits takes for a digit."""
+    """The digits of the pre-tokenizer Digits."""
     codes = some_codes(False)
-    runs = _pieces(pre_tokenizers.Digits(individual_digits=False), codes)  # U+0000, which is none, is in the first
+    runs = _pieces(pre_tokenizers.Digits(individual_digits=False), codes)  # U+0000, not a digit, is in the first
     return _members(codes, _covered(len(codes), runs[1::2]), False)
 
 
 @lru_cache(maxsize=1)
 def punctuation() -> Members:
-    """What the pre-tokenizer Punctuation takes for a sign."""
+    """The signs of the pre-tokenizer Punctuation."""
     codes = some_codes(False)
     return _members(codes, ~_covered(len(codes), _pieces(pre_tokenizers.Punctuation("removed"), codes)), False)
 
 
 @lru_cache(maxsize=1)
 def word() -> Members:
-    """What added tokens of a single word do not stand beside."""
+    """Word characters, which must not adjoin an added token of a single word."""
     library = Tokenizer(models.WordLevel({"X": 0}, unk_token="X"))
     library.add_tokens([AddedToken("\0", single_word=True, normalized=False)])
     codes = some_codes(False)
-    # Each character with the token behind it; the token is found but after a character of a word.
+    # Each character followed by the token, which is found unless a word character precedes it.
     found = library.encode("".join(f"{chr(code)}\0\n" for code in codes)).offsets
     alone = [start // 3 for start, end in found if end == start + 1 and start % 3 == 1]
     chosen = np.ones(len(codes), np.bool_)
@@ -63,14 +63,14 @@ def word() -> Members:
 
 
 def scalars() -> Members:
-    """Every code point but the surrogates."""
+    """Every code point except the surrogates."""
     members = np.ones(COUNT, np.bool_)
     members[SURROGATES] = False
     return members
 
 
 def some_codes(every: bool) -> NDArray[np.intp]:
-    """Every code point but surrogates, or those that can differ from the one before."""
+    """Every code point except surrogates, or only those that can differ from the one before."""
     chosen = scalars()
     for first, after in [] if every else zip(_ALIKE, _ALIKE[1:], strict=False):
         chosen[first + 1 : after] = first == 0xE0000

@@ -1,4 +1,4 @@
-"""Open addressing with linear probing: what `Find` of `mlcpipe/native/runtime/text/tokenizer_tables.h` looks up."""
+"""Open addressing with linear probing, for `Find` of `mlcpipe/native/runtime/text/tokenizer_tables.h`."""
 
 from __future__ import annotations
 

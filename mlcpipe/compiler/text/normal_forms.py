@@ -19,7 +19,7 @@ _JAMO = slice(0x1161, 0x11C3)  # vowels and last consonants, which join the syll
 
 @dataclass(frozen=True, eq=False)
 class NormalForm:
-    """`decompositions` are whole ones, without those of Hangul; `classes` has combining classes other than 0.
+    """`decompositions` are full ones, without Hangul's; `classes` has combining classes other than 0.
 
     inert         characters that neither change nor join others
     compositions  rows of first, second and composed
@@ -56,7 +56,7 @@ def normal_form(name: str) -> NormalForm:
 
 
 def _normalized(name: str, texts: list[str]) -> list[str]:
-    """The form of each text; none has the line feed that they are joined with."""
+    """The form of each text; no text contains the line feed that joins them."""
     form = getattr(normalizers, name)()
     lines: list[str] = form.normalize_str("\n".join(texts)).split("\n")
     return lines
@@ -74,7 +74,7 @@ def _compositions(chars: list[str], canonical: list[str]) -> NDArray[np.uint32]:
 
 
 def _combining_classes(chars: list[str]) -> dict[int, int]:
-    """Found by which of two marks comes first: one of a lower class moves before others."""
+    """Found by the order of two marks: the one of lower class moves first."""
     lowest, highest = "\u0334", "\u0345"  # classes 1 and 240
     above = _normalized("NFD", [f"a{char}{lowest}" for char in chars])
     below = _normalized("NFD", [f"a{highest}{char}" for char in chars])

@@ -45,7 +45,7 @@ class PatternPrograms:
         self._class_of: dict[bytes, int] = {}
 
     def add(self, pattern: str | Node) -> int:
-        """The number of a pattern. Raises TokenizerError for what the matcher does not know."""
+        """The number of a pattern. Raises TokenizerError for unsupported syntax."""
         node = parse(pattern) if isinstance(pattern, str) else pattern
         branches = node.branches if isinstance(node, Choice) else (node,)
         firsts = [first(branch) for branch in branches]
@@ -125,7 +125,7 @@ class PatternPrograms:
             self._inside("atomic", node.body)
 
     def _inside(self, op: str, body: Node) -> None:
-        """A program of its own that ends with a match, and then goes on behind it."""
+        """A separate program that ends with a match; the outer one continues after it."""
         at = self._put(op)
         self._emit(body)
         self._put("match")
@@ -184,7 +184,7 @@ class PatternPrograms:
 
 
 def literal(text: str) -> Node:
-    """The pattern of a text as it is."""
+    """The pattern of a literal text."""
     return Text(text)
 
 
@@ -194,7 +194,7 @@ def one_of(members: Members, least: int = 1, most: int = 1) -> Node:
 
 
 def _by_first_byte(members: Members) -> NDArray[np.bool_]:
-    """Which first bytes of UTF-8 the characters have."""
+    """The first UTF-8 bytes of the characters."""
     bytes_ = np.zeros(256, np.bool_)
     bytes_[:128] = members[:128]
     for first_code, shift, lead, count in ((0x80, 6, 0xC0, 32), (0x800, 12, 0xE0, 16), (0x10000, 18, 0xF0, 5)):

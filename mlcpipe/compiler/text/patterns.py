@@ -1,6 +1,6 @@
 """Regular expressions as programs of the small backtracking matcher in `mlcpipe/native/runtime/text/pattern.h`.
 
-The syntax is the part of Oniguruma's that published tokenizers use. What is not covered raises TokenizerError.
+The syntax is the part of Oniguruma's that published tokenizers use. Other syntax raises TokenizerError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Chars:
 
 @dataclass(frozen=True)
 class Text:
-    """Characters as they are."""
+    """Literal characters."""
 
     text: str
 
@@ -46,7 +46,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Repeat:
-    """`kind` is "greedy", "lazy" or "possessive"; `most` is UNBOUNDED for no end."""
+    """`kind` is "greedy", "lazy" or "possessive"; `most` is UNBOUNDED without a limit."""
 
     body: Node
     least: int
@@ -56,7 +56,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Look:
-    """What follows, without taking it."""
+    """Lookahead: matches the following text without consuming it."""
 
     body: Node
     negative: bool
@@ -190,7 +190,7 @@ def _joined(parts: Sequence[Node]) -> Node:
 
 @lru_cache(maxsize=1)
 def _long_folds() -> frozenset[str]:
-    """Letters in a row that are one letter in another case, such as "ss"."""
+    """Letter sequences that are one letter in another case, such as "ss"."""
     return frozenset(fold for char in map(chr, _folding()) if (fold := char.casefold()))
 
 

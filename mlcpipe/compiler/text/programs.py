@@ -1,4 +1,4 @@
-"""The files of a bundle from which the native runtime reads and writes text."""
+"""The tokenizer and template files of a bundle for the native runtime."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TOKENIZER_PROGRAM, TEMPLATE_PROGRAM = "tokenizer.bin", "template.bin"
 
 
 def text_programs(tokenizer: Tokenizer, progress: Progress, *, required: bool) -> dict[str, bytes]:
-    """Name -> content of the files; of a base model there is no template.
+    """Name -> content of the files; a base model has no template.
 
-    What the native runtime does not cover raises TokenizerError or TemplateError where it is `required`. Elsewhere the
+    A feature that the native runtime lacks raises TokenizerError or TemplateError if the files are `required`. Else the
     file is left out with a note: Python needs neither.
     """
     programs: dict[str, Callable[[], bytes]] = {TOKENIZER_PROGRAM: lambda: tokenizer_program(tokenizer)}

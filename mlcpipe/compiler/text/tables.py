@@ -1,4 +1,4 @@
-"""A file of tables to map: what `mlcpipe/native/runtime/tables.h` reads."""
+"""A file of tables to map, read by `mlcpipe/native/runtime/tables.h`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tables(kind: bytes, version: int, sections: Sequence[bytes | NDArray[Any]]) 
 
 
 def strings(texts: Iterable[bytes]) -> tuple[NDArray[np.uint32], bytes]:
-    """Two sections: where each string ends, and the strings one after the other."""
+    """Two sections: the end of each string, and the concatenated strings."""
     several = list(texts)
     ends = np.cumsum([len(text) for text in several], dtype=np.uint64)
     if len(several) and ends[-1] >= 1 << 32:

@@ -1,4 +1,4 @@
-"""Tables of characters that the native runtime's chat templates need, as this Python's str knows them."""
+"""Character tables for the native runtime's chat templates, from this Python's str."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 # In the order of `Class` and `Case` in mlcpipe/native/runtime/text/value_characters.h.
 _CLASSES: dict[str, Callable[[str], bool]] = {
     "unprintable": lambda char: not char.isprintable(),
-    "cased": lambda char: (char + "Σ").lower()[-1] == "ς",  # a sigma at the end of a word has a form of its own
+    "cased": lambda char: (char + "Σ").lower()[-1] == "ς",  # a sigma at the end of a word has its own form
     "ignorable": lambda char: ("A" + char + "Σ").lower()[-1] == "ς" and (char + "Σ").lower()[-1] != "ς",
     "alpha": str.isalpha,
     "decimal": str.isdecimal,
@@ -21,7 +21,7 @@ _CLASSES: dict[str, Callable[[str], bool]] = {
 _CASES: dict[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper, "title": str.title}
 _LOWER = ("lower", "cased", "ignorable")
 _ALNUM = ("alpha", "decimal", "digit", "numeric")
-# What filters and methods of these names look up.
+# The tables that filters and methods of these names use.
 _NEEDS = {
     "capitalize": (*_LOWER, "title"),
     "lower": _LOWER,
@@ -43,7 +43,7 @@ def character_tables(names: Collection[str]) -> tuple[list[tuple[int, int, int]]
 
 
 def _chars() -> Iterator[str]:
-    """Each character that UTF-8 can have, without ASCII, whose rules are in the runtime."""
+    """Each UTF-8 character except ASCII, whose rules are in the runtime."""
     return (chr(code) for code in range(128, sys.maxunicode + 1) if not 0xD800 <= code < 0xE000)
 
 

@@ -21,7 +21,7 @@ _FILTERS = """abs batch capitalize center default dictsort escape first float fo
 _TESTS = """boolean callable defined divisibleby eq escaped even false float ge gt in integer iterable le lt mapping ne
     none number odd sameas sequence string true undefined"""
 FILTER_NAMES, TEST_NAMES = frozenset(_FILTERS.split()), frozenset(_TESTS.split())
-# Methods of Python's types that the sandbox allows and the native runtime does not have.
+# Methods of Python's types that the sandbox allows and the native runtime lacks.
 _NOT_COVERED_METHODS = {"casefold", "isidentifier", "islower", "isprintable", "istitle", "isupper", "swapcase"}
 _ALIASES = {
     "count": "length",

@@ -1,4 +1,4 @@
-"""The nodes of a chat template's program: what `mlcpipe/native/runtime/text/template_ops.h` describes."""
+"""The nodes of a chat template's program, described in `mlcpipe/native/runtime/text/template_ops.h`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def not_covered(what: str, line: int | None = None) -> TemplateError:
 
 
 class Writer:
-    """Collects nodes and strings; a node's operands are nodes that were added before it."""
+    """Collects nodes and strings; a node's operands are added before it."""
 
     def __init__(self) -> None:
         self.nodes: list[tuple[int, int, int]] = []
@@ -70,7 +70,7 @@ class Writer:
 
 @dataclass
 class Function:
-    """What has variables of its own in jinja2's compiled code: the template, a macro, a recursive loop, a condition."""
+    """A scope of variables in jinja2's compiled code: the template, a macro, a recursive loop, a condition."""
 
     outer: Function | None
     level: int  # of its outermost scope
@@ -96,7 +96,7 @@ class Scope:
         return self
 
     def place(self, variable: str) -> tuple[int, int]:
-        """How many functions to go out, and the slot there, of one of jinja2's variables, `l_LEVEL_NAME`."""
+        """How many functions outward, and the slot there, of one of jinja2's variables, `l_LEVEL_NAME`."""
         level, hops, function = int(variable.split("_")[1]), 0, self.function
         while level < function.level and function.outer is not None:
             hops, function = hops + 1, function.outer

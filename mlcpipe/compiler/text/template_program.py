@@ -1,7 +1,7 @@
-"""Compiles a chat template to a program for the native runtime: what `mlcpipe/native/runtime/text/template.h` renders.
+"""Compiles a chat template to a program that `mlcpipe/native/runtime/text/template.h` renders.
 
-jinja2 parses the template as the sandbox does, so that the text, what is refused and why are those of
-`mlcpipe.runtime.text.chat_template`. What the native runtime does not cover is refused here, by name.
+jinja2 parses the template as the sandbox does, so that texts and refusals equal those of
+`mlcpipe.runtime.text.chat_template`. Features that the native runtime lacks are refused here, by name.
 
 Some values are only known when a template runs. There the native runtime stops, as at a limit of the sandbox, where it
 would need an integer of more than 64 bits, a number spelled in other digits than ASCII, a complex number, `%c` or `%n`
@@ -37,8 +37,8 @@ def template_program(
 ) -> bytes:
     """The file of a template, for a tokenizer with such control tokens, and `bos_token` and so on by name.
 
-    `tool_use` is another one to render where there are tools. Raises TemplateError for a template that does not
-    compile, or that the native runtime does not cover.
+    `tool_use` is the template for requests with tools. Raises TemplateError for a template that does not compile, or
+    that uses a feature the native runtime lacks.
     """
     template = ChatTemplate(source)
     tree, own = template.syntax(), template.words()

@@ -26,7 +26,7 @@ _SPACES = [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028
 
 
 def tokenizer_program(tokenizer: Tokenizer) -> bytes:
-    """The file. Raises TokenizerError for what the native tokenizer has not; nothing is approximated."""
+    """The file. Raises TokenizerError for a feature that the native tokenizer lacks; nothing is approximated."""
     document = json.loads(tokenizer.library.to_str())
     patterns = PatternPrograms()
     steps = Steps(patterns)
@@ -85,7 +85,7 @@ def _settings(tokenizer: Tokenizer, model: Mapping[str, Any], vocabulary: Vocabu
 
 
 def _added_tokens(tokenizer: Tokenizer, added: list[dict[str, Any]]) -> list[Section]:
-    """Ids and flags, and texts as they are looked for, sorted by their bytes."""
+    """Ids and flags, and texts in the form that is searched for, sorted by their bytes."""
     control = tokenizer.control_token_ids
     normalizer = tokenizer.library.normalizer
     rows = []
@@ -102,7 +102,7 @@ def _added_tokens(tokenizer: Tokenizer, added: list[dict[str, Any]]) -> list[Sec
 
 
 def _normal_form(form: NormalForm | None) -> list[Section]:
-    """Code points that decompose, into what; combining classes; compositions. All in order."""
+    """Decompositions, combining classes and compositions, sorted."""
     if form is None:
         return [np.zeros(0, np.uint32), np.zeros(0, np.uint32), b"", np.zeros(0, np.uint32), np.zeros(0, np.uint32)]
     codes = sorted(form.decompositions)
@@ -112,7 +112,7 @@ def _normal_form(form: NormalForm | None) -> list[Section]:
 
 
 def _control(tokenizer: Tokenizer) -> list[Section]:
-    """Control tokens' ids and texts, whether they may be spelled otherwise, and the signs that begin and end them."""
+    """Control tokens' ids and texts, whether they have other spellings, and the signs that begin and end them."""
     control = tokenizer.apart.control
     ids = np.array(list(control), np.uint32)
     edges = np.array(sorted(map(ord, tokenizer.marks.edges)), np.uint32)

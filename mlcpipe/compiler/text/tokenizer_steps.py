@@ -40,10 +40,10 @@ class Steps:
         self.byte_level = False
         self.form: NormalForm | None = None
         self.around: tuple[list[int], list[int]] = ([], [])
-        self.trims_spaces = 0  # of the places of tokens: 1, or 2 but for one space that was put first
+        self.trims_spaces = 0  # of the offsets of tokens: 1, or 2 except for one prepended space
 
     def read(self, document: Mapping[str, Any]) -> None:
-        """Reads tokenizer.json. Raises TokenizerError for a step that the native tokenizer has not."""
+        """Reads tokenizer.json. Raises TokenizerError for a step that the native tokenizer lacks."""
         for step in parts(document.get("normalizer")):
             self._normalize(step)
         steps = list(parts(document.get("pre_tokenizer")))
@@ -140,7 +140,7 @@ def _template(step: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 def refusal(what: str, found: object) -> TokenizerError:
     return TokenizerError(
-        f"a {what} that the native tokenizer has not",
+        f"a {what} that the native tokenizer lacks",
         where="tokenizer.json",
         found=found,
         next_step="compile for a target that runs with Python",

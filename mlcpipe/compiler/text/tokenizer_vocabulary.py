@@ -1,4 +1,4 @@
-"""The model of a tokenizer.json as tables: merges, words, characters, and what tokens decode to."""
+"""The model of a tokenizer.json as tables: merges, words, characters, and the decoded text of tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Section = bytes | NDArray[Any]
 class Vocabulary:
     """A byte pair encoding. Raises TokenizerError for another model, or an option that is not covered.
 
-    `byte_level` takes the bytes of a text for the characters of GPT-2's table.
+    `byte_level` maps the bytes of a text to the characters of GPT-2's table.
     """
 
     def __init__(self, tokenizer: Tokenizer, model: Mapping[str, Any], byte_level: bool) -> None:
@@ -49,9 +49,9 @@ class Vocabulary:
         return _table(rows, hash_numbers(rows[:, 0], rows[:, 1]))
 
     def words(self) -> list[Section]:
-        """Slots with the ids of tokens that are what their own text is encoded as, and their texts by id.
+        """Slots with the ids of tokens that their own text encodes to, and their texts by id.
 
-        The texts are left out where they are those that the tokens decode to.
+        Texts that equal the decoded ones are left out.
         """
         library = self._tokenizer.library.model
         texts = {
@@ -75,7 +75,7 @@ class Vocabulary:
         return _table(rows, hash_numbers(rows[:, 0]))
 
     def bytes_(self) -> NDArray[np.uint32]:
-        """The token of each byte: of a byte-level model's text, or those to fall back on."""
+        """The token of each byte: of a byte-level model's text, or of the byte fallback."""
         if self._byte_level:
             names = sorted(self._table, key=lambda char: self._table[char])
         else:
@@ -83,7 +83,7 @@ class Vocabulary:
         return np.array([self._ids.get(name, EMPTY) if name else EMPTY for name in names], np.uint32)
 
     def pieces(self) -> list[Section]:
-        """Flags of each token, its bytes in decoded text, and those of the first token where the decoder drops some."""
+        """Flags of each token, its bytes in decoded text, and those of a first token if the decoder drops some."""
         tokenizer = self._tokenizer
         first: list[bytes] = []
         pieces: list[bytes] = []
@@ -104,16 +104,16 @@ class Vocabulary:
         return [flags, *strings(pieces), *(strings(first) if drops else (np.zeros(0, np.uint32), b""))]
 
     def _key(self, token: str) -> bytes | None:
-        """The bytes of a text that the model takes for this token, None for none."""
+        """The bytes of the text that encodes to this token; None for none."""
         if not self._byte_level:
             return token.encode()
         table = self._table
         return bytes(table[char] for char in token) if all(char in table for char in token) else None
 
     def word_start(self) -> tuple[int, list[int]]:
-        """A character before which a text can be cut, but behind those that a merge puts it behind.
+        """A character before which a text can be cut, except after characters that a merge joins it to.
 
-        EMPTY for none: tokens that stand for something else than their text hide what is behind what.
+        EMPTY for none: tokens with another text than their own hide such pairs.
         """
         char = "\N{LOWER ONE EIGHTH BLOCK}"
         hidden = {self._model["unk_token"], *(f"<0x{byte:02X}>" for byte in range(256))}

@@ -1,1 +1,1 @@
-"""What several kinds of device need, and parts of one kind: TVM's runtime, threads, drivers, CUDA graphs."""
+"""Parts of the kinds of device, several of them shared: TVM's runtime, threads, drivers, CUDA graphs."""

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: TVM's launches of a step are recorded once and then launched as a whole.
 
 Some hundred launches of a few microseconds each take as long as a small model's arithmetic; a graph is one launch.
-Steps may differ in numbers only, which are copied to where the recorded kernels read them. Everything else that a step
+Steps may differ only in numbers, which are copied to the addresses that the recorded kernels read. All else that a step
 depends on is its key: when that changes, the step is recorded again and replaces the graph's launches.
 CUDA runtime API, "Graph Management" and "Stream Management", https://docs.nvidia.com/cuda/cuda-runtime-api
 """
@@ -43,7 +43,7 @@ class Cudart:
         """Raises GraphError with the name of the error."""
         if (failed := getattr(self.library, name)(*arguments)) == 0:
             return
-        self.library.cudaGetLastError()  # which others would take for theirs
+        self.library.cudaGetLastError()  # else other code would see it as its own error
         words = self.library.cudaGetErrorString
         words.restype = ctypes.c_char_p
         raise GraphError(f"CUDA's {name}: {(words(failed) or b'').decode()}")
@@ -81,7 +81,7 @@ class Graph:
         return result
 
     def _replace(self, graph: ctypes.c_void_p) -> None:
-        """Install a recorded graph, by an update where only arguments or grid sizes changed."""
+        """Install a recorded graph, by an update if only arguments or grid sizes changed."""
         information = (ctypes.c_uint64 * 4)()  # cudaGraphExecUpdateResultInfo, of three words
         if self._executable:
             if self._cudart.library.cudaGraphExecUpdate(self._executable, graph, information) == 0:
@@ -112,7 +112,7 @@ class _AllocationGuard:
     """Serializes work on CUDA devices, and records who last allocated from the pools of TVM's virtual machines.
 
     A graph writes to the addresses it was recorded with, which these pools count as free between steps. So it may be
-    launched only while nobody else allocates or frees memory.
+    launched only while no other code allocates or frees memory.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def _allocation_guard() -> _AllocationGuard:
 
 @contextmanager
 def foreign_allocation() -> Iterator[None]:
-    """For code that changes the pools but is no step: recorded steps wait meanwhile, and are recorded again."""
+    """For other code that changes the pools: recorded steps wait meanwhile, and are recorded again."""
     guard = _allocation_guard()
     with guard.lock:
         guard.last = None
@@ -136,7 +136,7 @@ def foreign_allocation() -> Iterator[None]:
 
 
 class GraphRecorder(StepRecorder):
-    """Records a step as a graph as soon as two steps follow one another, then launches it while the key stays.
+    """Records a step as a graph when two steps follow one another, then launches it while the key is unchanged.
 
     After another allocation the next step launches kernel by kernel, and after `_MAX_FAILURES` failed recordings in a
     row all do.
@@ -173,10 +173,10 @@ class GraphRecorder(StepRecorder):
         return work()
 
     def _record(self, work: Work) -> Any:
-        """The result of a step, not yet computed; None where recording fails, or memory was freed meanwhile."""
+        """The result of a step, not yet computed; None if recording fails, or memory was freed meanwhile."""
         try:
             result = self._graph.record(work)
-        except (RuntimeError, MemoryError) as error:  # GraphError, or TVM's of a launch that cannot be recorded
+        except (RuntimeError, MemoryError) as error:  # GraphError, or TVM's for a launch that cannot be recorded
             self._failures += 1
             if self._failures == _MAX_FAILURES:
                 self._enabled = False

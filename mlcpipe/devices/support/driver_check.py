@@ -1,8 +1,8 @@
-"""A few kernels against numpy before a model is trusted to a driver: one that computes nonsense is refused by name.
+"""Checks a driver with a few kernels against numpy before it runs a model, and refuses one that computes nonsense.
 
 Drivers that answer gibberish without an error are real (mlc-llm issue 861). The kernels are functions of the compiled
-library (`mlcpipe/compiler/driver_check.py` makes them), named as the cases here. What passed is kept in
-the cache for each driver and device.
+library (`mlcpipe/compiler/driver_check.py` makes them), named as the cases here. The cache keeps which drivers and
+devices passed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PREFIX = "driver_check_"
 # Part of the cache's key: a change of the cases runs them again.
 VERSION = 1
 COUNT, ROWS, WIDTH, GROUP = 4096, 64, 256, 32
-MATRICES = (80, 160, 64)  # rows of x, rows and columns of the weight: no whole number of tiles
-_SOME = ("halves", "matrices")  # what not every target has
+MATRICES = (80, 160, 64)  # rows of x, rows and columns of the weight: not multiples of tiles
+_SOME = ("halves", "matrices")  # not available for every target
 
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs by position, the expected output, and how far each number may be from it, as a share of the largest."""
+    """Inputs by position, the expected output, and the tolerance as a share of its largest number."""
 
     name: str
     inputs: tuple[Array, ...]
@@ -78,9 +78,9 @@ def unpacked(words: Array) -> Array:
 
 
 def check(library: Any, device: vulkan.Device) -> bool:
-    """Run the cases that `library` has kernels for, unless this driver passed them before. True if they ran.
+    """Run the cases for which `library` has kernels, unless this driver passed them before. True if they ran.
 
-    Raises TargetError that names the driver where a number is wrong, or where a kernel does not run at all.
+    Raises TargetError naming the driver if a number is wrong, or if a kernel does not run.
     """
     passed = vulkan_plugin.folder() / f"checked-{_key(device, library)}"
     if passed.exists():
@@ -105,10 +105,10 @@ def _key(device: vulkan.Device, library: Any) -> str:
 
 
 def _kernel(library: Any, name: str) -> Callable[..., None] | None:
-    """A function of the library, None where it was compiled without (see `_SOME`)."""
+    """A function of the library, None if it was compiled without (see `_SOME`)."""
     try:
         found: Callable[..., None] | None = library.get_function(PREFIX + name, query_imports=True)
-    except AttributeError:  # what tvm_ffi raises
+    except AttributeError:  # tvm_ffi's error
         return None
     return found
 

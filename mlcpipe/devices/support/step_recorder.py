@@ -1,4 +1,4 @@
-"""How decode steps are launched on a device."""
+"""Launches decode steps on a device."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 class StepRecorder:
-    """Runs what one model launches on a device. This one just calls it; a subclass may record steps and replay them."""
+    """Runs the launches of one model on a device: here by calling them; a subclass may record and replay steps."""
 
     def run(self, work: Callable[[], Any], key: Hashable = None) -> Any:
         """The result of `work`, valid until the next call.
 
         A key other than None marks a decode step: launches of steps with equal keys differ only in numbers that were
-        copied to the device beforehand. Any other work may allocate memory and free it.
+        copied to the device beforehand. Other work may allocate and free memory.
         """
         return work()
 
     def close(self) -> None:
-        """Free what was recorded."""
+        """Free the recorded steps."""

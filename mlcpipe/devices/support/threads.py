@@ -1,4 +1,4 @@
-"""How many threads the compiled kernels use, and on which processors."""
+"""The number of threads of the compiled kernels, and their processors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from mlcpipe.errors import UsageError
 
 MAX_THREADS = 1024
 _OWN_THREADS, _WATCH_SIGNALS = "mlcpipe_threads", "mlcpipe_watch_signals"
-_SHARE_ALL_CORES = -3  # TVM's kSpecifyThreadShareAllCore: the system places and moves the threads
+_SHARE_ALL_CORES = -3  # TVM's kSpecifyThreadShareAllCore: the operating system places and moves the threads
 
 
 def use_threads(threads: int | None = None) -> int:
-    """Set how many threads the kernels use: `threads`, MLCPIPE_THREADS, or the physical cores -> what it is now.
+    """Set the kernels' number of threads: `threads`, MLCPIPE_THREADS, or the physical cores -> the new number.
 
     TVM's own default is half of the logical processors, and it pins its worker while the main thread moves freely:
-    both ended on one processor. Here every thread may run on every processor of this process, so that a busy one is
-    avoided. TVM makes its pool at the first parallel kernel of a thread and never enlarges it, so this comes first.
-    A child that this process forks then hangs when it ends: the pool waits there for threads that it does not have.
-    Raises UsageError.
+    both ended on one processor. Here every thread may run on every processor of this process, which avoids busy ones.
+    TVM makes its pool at the first parallel kernel of a thread and never enlarges it, so call this first. A forked
+    child then hangs when it exits: the pool waits there for threads that do not exist. Raises UsageError.
     """
     wanted = _wanted(threads)
     usable = _processors()
@@ -44,11 +43,11 @@ def _wanted(threads: int | None) -> int:
 
 
 def own_threads(module: Any, threads: int | None, owner: object) -> int | None:
-    """Run the parallel loops of a compiled library on threads of its own (`mlcpipe/native/pool.c`) while `owner` lives.
+    """Run the parallel loops of a compiled library on its own threads (`mlcpipe/native/pool.c`) while `owner` lives.
 
-    They take parts of a loop one after the other and sleep when they wait long, so that another process on a core
-    costs its share and little more. Returns how many there are now, the caller's among them; None for a library
-    without (Windows), which keeps TVM's pool. `threads` is as for `use_threads`.
+    They take parts of a loop one after the other and sleep during long waits, so that another process on a core
+    costs little more than its share. Returns their number, the caller's included; None for a library without a pool
+    (Windows), which keeps TVM's. `threads` is as for `use_threads`.
     """
     if not module.implements_function(_OWN_THREADS, query_imports=True):
         return None
@@ -60,7 +59,7 @@ def own_threads(module: Any, threads: int | None, owner: object) -> int | None:
 
 @contextmanager
 def interruptible(module: Any, tokens: int) -> Iterator[None]:
-    """Inside, the parallel loops of a compiled library let Python's handlers of signals run, and end where one raises.
+    """Inside, the parallel loops of a compiled library let Python's signal handlers run, and end if one raises.
 
     So Ctrl-C need not wait for a call with many tokens, which may take seconds. It is for the main thread, where Python
     runs handlers, and for a library with threads of its own; elsewhere it does nothing.

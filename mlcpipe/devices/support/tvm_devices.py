@@ -1,4 +1,4 @@
-"""Devices of the runtimes that come in TVM's wheel, CUDA's and Metal's: what both need."""
+"""Shared by the runtimes in TVM's wheel, CUDA's and Metal's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXISTS, COMPUTE_VERSION, NAME, TOTAL_MEMORY, FREE_MEMORY = 0, 4, 5, 14, 15
 
 
 def load_library(kind: str, title: str, advice: str) -> None:
-    """Load TVM's runtime of a kind, "cuda". Raises TargetError where the package has none that loads."""
+    """Load TVM's runtime of a kind, "cuda". Raises TargetError if the package has none that loads."""
     spec = importlib.util.find_spec("tvm")
     folder = Path(str(spec.origin)).parent / "lib" if spec is not None else Path()
     try:
@@ -35,16 +35,16 @@ def indices(device_type: int, max_count: int) -> Iterator[int]:
 
 
 def attribute(device_type: int, index: int, which: int) -> Any:
-    """What TVM says of a device."""
+    """TVM's attribute of a device."""
     return tvm_runtime.function("runtime.GetDeviceAttr")(device_type, index, which)
 
 
 def convert_error(
     error: Exception, title: str, ours: Sequence[str], no_memory: Sequence[str], advice: str | None = None
 ) -> MlcpipeError | None:
-    """What an error of a runtime is: no memory is ResourceError, all else TargetError.
+    """Our error for a runtime's: ResourceError if out of memory, else TargetError.
 
-    None for a text without a word of `ours`, which somebody else wrote; a word of `no_memory` says what it says.
+    None for a text without a word of `ours`, which is another component's; a word of `no_memory` means out of memory.
     """
     text = " ".join(str(error).split())
     if not any(word in text for word in ours):

@@ -1,8 +1,8 @@
 """TVM's runtime library without TVM's Python package: what a host needs to run compiled code.
 
 `import tvm` brings the compiler and LLVM: about 60 MiB of private memory, 100 MiB of mapped code and most of a second
-(Linux x86-64, 0.27). The runtime library is 3 MB. A process that compiles too imports `tvm` besides, in any order:
-both find the same library loaded.
+(Linux x86-64, 0.27). The runtime library is 3 MB. A process that compiles also imports `tvm`, before or after: both
+find the same library loaded.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _loading = threading.Lock()
 
 
 def load() -> None:
-    """Load the runtime library, unless it is. Raises TargetError where the package has none that loads."""
-    if "tvm" not in sys.modules:  # which loads it first of all
+    """Load the runtime library once. Raises TargetError if the package has none that loads."""
+    if "tvm" not in sys.modules:  # which loads it first
         _load()
 
 
@@ -66,12 +66,12 @@ def function(name: str) -> Any:
 def load_module(path: Path, sha256: str | None = None) -> Any:
     """A compiled library as a module, the same one for the same bytes at the same path; it is never closed.
 
-    With `sha256` (hex) nothing else is run than what was checked to have it, whatever the file holds since.
+    With `sha256` (hex) only content with that hash is run, whatever the file holds by now.
 
-    The system takes a file for a library that it has if the path or the inode is that one's, whatever the file holds
-    by now (dlopen, dyld, LoadLibrary). So it gets a copy: a bundle may be compiled again, or its file written over,
-    while its code runs. Raises RuntimeError for a file that is none, OSError for one that cannot be read, ResourceError
-    where there is no room for the copy.
+    The system reuses a loaded library for a file of the same path or inode, whatever the file holds by now (dlopen,
+    dyld, LoadLibrary). So it gets a copy: a bundle may be compiled again, or its file overwritten, while its code runs.
+    Raises RuntimeError for a file that is no library, OSError for an unreadable one, ResourceError if there is no room
+    for the copy.
     """
     load()
     library = path.read_bytes()
@@ -85,7 +85,7 @@ def load_module(path: Path, sha256: str | None = None) -> Any:
 
 
 def _load_copy(library: bytes) -> Any:
-    """From memory where the system can: many forbid code in the folder of temporary files (`noexec`)."""
+    """From memory if the system supports it: many forbid code in the folder of temporary files (`noexec`)."""
     try:
         descriptor = os.memfd_create("model.so")
     except (AttributeError, OSError):  # another system, or one that filters the call
@@ -93,7 +93,7 @@ def _load_copy(library: bytes) -> Any:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return _load_file(Path(folder, "model.so"), library)
     try:
-        return _load_file(Path(f"/proc/self/fd/{descriptor}"), library)  # stays open: the next one has another name
+        return _load_file(Path(f"/proc/self/fd/{descriptor}"), library)  # stays open, as names must differ
     except BaseException:
         os.close(descriptor)
         raise
@@ -103,14 +103,14 @@ def _load_file(path: Path, library: bytes) -> Any:
     with full_disk_named(path, len(library)):
         path.write_bytes(library)
     module = function("ffi.Module.load_from_file.so")(str(path), "so")
-    function("ffi.ModuleGlobalsAdd")(module)  # else Python closes it at exit, before what uses it
+    function("ffi.ModuleGlobalsAdd")(module)  # else Python closes it at exit, before its users
     return module
 
 
 def virtual_machine(executable: Any, device: tuple[int, int] | None = None) -> Any:
     """A virtual machine on the CPU, or a device (DLPack's type, number), for an executable; functions: `machine[name]`.
 
-    Its memory comes from a pool of the process that keeps what was freed, by size: see `release_pools`.
+    Its memory comes from a pool of the process that keeps freed memory by size: see `release_pools`.
     """
     machine = executable["vm_load_executable"]()
     devices = [_CPU, 0, _POOLED]
@@ -121,14 +121,14 @@ def virtual_machine(executable: Any, device: tuple[int, int] | None = None) -> A
 
 
 def release_pools() -> None:
-    """Give memory that virtual machines allocated and do not use now back to the system."""
+    """Return unused memory of virtual machines to the system."""
     with foreign_allocation():
         function("vm.builtin.memory_manager.clear")()
     trim()
 
 
 def trim() -> None:
-    """Give free memory of the C library's heap back: glibc keeps what lies below something in use."""
+    """Return free memory of the C library's heap to the system: glibc keeps blocks below one in use."""
     if (malloc_trim := _malloc_trim()) is not None:
         malloc_trim(0)
 
@@ -140,7 +140,7 @@ def _malloc_trim() -> Any:
 
 
 def tensor(values: NDArray[Any]) -> Any:
-    """A copy of an array as a tensor that kernels may take: it starts at a multiple of 64 bytes."""
+    """A copy of an array as a tensor for kernels, aligned to 64 bytes."""
     made = empty(values.shape, values.dtype.name, tvm_ffi.device("cpu", 0))
     if values.size:
         array(made)[...] = values
@@ -148,7 +148,7 @@ def tensor(values: NDArray[Any]) -> Any:
 
 
 def empty(shape: Sequence[int], dtype: str, device: Any) -> Any:
-    """A tensor on a device (of `tvm_ffi.device`), whose numbers are anything."""
+    """An uninitialized tensor on a device (of `tvm_ffi.device`)."""
     return function("runtime.TVMTensorAllocWithScope")(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), device, None)
 
 
@@ -158,15 +158,15 @@ def copy(source: Any, destination: Any) -> None:
 
 
 def wait_for(device: Any) -> None:
-    """Wait until a device has done all that it was given."""
+    """Wait until a device has finished all its work."""
     function("runtime.Device_StreamSync")(device, 0)
 
 
 def array(made: Any) -> NDArray[Any]:
-    """The numbers of a tensor, not a copy: good while the tensor keeps them."""
+    """The numbers of a tensor, not a copy: valid while the tensor keeps them."""
     return np.from_dlpack(made)
 
 
 def view(made: Any, shape: Sequence[int], begin_bytes: int = 0) -> Any:
-    """The numbers of a tensor from `begin_bytes` on, in another shape. Kernels take views of the beginning alone."""
+    """The numbers of a tensor from `begin_bytes` on, in another shape. Kernels only accept views of the beginning."""
     return function("runtime.TVMTensorCreateView")(made, tvm_ffi.Shape(tuple(shape)), made.dtype, begin_bytes)

@@ -1,8 +1,8 @@
 """TVM's device API for Vulkan, compiled from `mlcpipe/native/vulkan` on first use and kept in the cache.
 
-TVM's wheel has no Vulkan runtime. The plugin is compiled where it runs, against the very TVM that is installed: a wheel
-that carried it would be bound to one platform, one C++ library and one TVM, and an install hook would need TVM (150 MB)
-in its build environment. A change of sources, compiler or TVM changes the file's name, so none is ever stale.
+TVM's wheel has no Vulkan runtime. The plugin is compiled where it runs, against the installed TVM: a wheel with it
+would be bound to one platform, one C++ library and one TVM, and an install hook would need TVM (150 MB) in its build
+environment. A change of sources, compiler or TVM changes the file's name, so none is ever stale.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SOURCES = _NATIVE / "vulkan"
 _SHIM = _NATIVE / "tvm_shim" / "include"
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 _PROBE = "#include <vulkan/vulkan.h>\n#if __cplusplus < 202002L\n#error C++20\n#endif\n"
-# Which package manager there is -> what it installs.
+# Package manager -> its packages.
 _INSTALL = {
     "apt-get": "apt-get install g++ libvulkan-dev",
     "dnf": "dnf install gcc-c++ vulkan-headers",
@@ -53,12 +53,12 @@ class Compiler:
 
 
 def folder() -> Path:
-    """Where the plugin and the drivers' compiled kernels are kept."""
+    """The folder of the plugin and of the drivers' compiled kernels."""
     return env().cache_dir / "vulkan"
 
 
 def find_compiler() -> Compiler:
-    """The first of `c++`, `g++`, `clang++` that works. Raises TargetError with the command to get one."""
+    """The first of `c++`, `g++`, `clang++` that works. Raises TargetError with the command to install one."""
     if sys.platform != "linux":
         raise TargetError("Vulkan", expected="Linux", found=sys.platform, next_step="use --target cpu")
     found = None
@@ -75,13 +75,13 @@ def find_compiler() -> Compiler:
 
 
 def install_command() -> str:
-    """What to type on this system to get a compiler and the headers."""
+    """The command that installs a compiler and the headers on this system."""
     manager = next((name for name in _INSTALL if shutil.which(name)), "apt-get")
     return _INSTALL[manager]
 
 
 def built() -> Path | None:
-    """The plugin that `load` would take, if it is compiled already."""
+    """The plugin that `load` would use, if it is compiled already."""
     try:
         path = _path(find_compiler())
     except TargetError:
@@ -90,7 +90,7 @@ def built() -> Path | None:
 
 
 def build() -> Path:
-    """Compile the plugin unless that was done. Raises TargetError.
+    """Compile the plugin if necessary. Raises TargetError.
 
     Several processes may call it at once: one compiles, the others wait for it.
     """
@@ -112,7 +112,7 @@ def build() -> Path:
 def load() -> None:
     """Make the device type `vulkan` known to TVM: `device_api.vulkan` and `mlcpipe.vulkan.*`. Raises TargetError.
 
-    A machine without Vulkan loads it too: it has no devices then.
+    On a machine without Vulkan it loads, too, without devices.
     """
     path = build()
     check_private(path, env().cache_dir, TargetError)
@@ -121,7 +121,7 @@ def load() -> None:
         ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         raise TargetError(
-            "the Vulkan plugin does not load", where=path, found=error, next_step="delete it, it is compiled anew"
+            "the Vulkan plugin does not load", where=path, found=error, next_step="delete it, it is compiled again"
         ) from error
     tvm_runtime.function("mlcpipe.vulkan.configure")(str(folder()), env().vulkan_validation)
 
@@ -138,7 +138,7 @@ def _path(compiler: Compiler) -> Path:
 
 
 def _packages() -> tuple[Path, Path]:
-    """Folders of the packages tvm and tvm_ffi, neither of them imported."""
+    """Folders of the packages tvm and tvm_ffi, without importing them."""
     folders = []
     for name in ("tvm", "tvm_ffi"):
         spec = importlib.util.find_spec(name)
@@ -167,7 +167,7 @@ def _compile(compiler: Compiler, path: Path) -> None:
 
 
 def _run(command: tuple[str, ...], text: str = "") -> str | None:
-    """What a command prints, None if it does not work."""
+    """The output of a command, None if it fails."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

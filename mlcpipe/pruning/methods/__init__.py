@@ -1,6 +1,6 @@
-"""Methods of pruning, one file each, named as `--method` names them.
+"""Pruning methods, one file each, named as in `--method`.
 
-A file has `GRAM`, whether it needs the mean of x^T x of every matrix's inputs; `UNITS`, what `--keep` counts, or ""
-where a pattern fixes what stays; with units `allowed(model)`, how many may stay, all of them last; and `pruned(work)`,
-which yields the tensors of the pruned checkpoint and writes into `work.config` what its config.json says.
+A file has `GRAM`, whether it needs the mean of x^T x of every matrix's inputs; `UNITS`, the unit of `--keep`, or "" for
+a fixed pattern; with units `allowed(model)`, the possible numbers of remaining units, ending with all; and
+`pruned(work)`, which yields the tensors of the pruned checkpoint and edits its config.json in `work.config`.
 """

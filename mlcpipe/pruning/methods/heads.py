@@ -1,4 +1,4 @@
-"""Removes KV heads with the query heads that read them; matrices of the outputs make up for them by least squares."""
+"""Removes KV heads and the query heads that read them; output matrices compensate for them by least squares."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.pruning.units import Units, remove_units
-from mlcpipe.pruning.work import Kept, Work
+from mlcpipe.pruning.work import PrunedTensor, Work
 
 GRAM, UNITS = True, "KV heads"
 
 
 def allowed(model: CausalLM) -> list[int]:
-    """How many KV heads may stay; transformers wants a llama's hidden size to be a multiple of its query heads."""
+    """Possible numbers of KV heads; transformers requires a llama's hidden size to be a multiple of its query heads."""
     facts, of = model.facts, model.attentions()[0]
     group, divided = of.num_heads // of.num_kv_heads, facts.model_type == "llama"
     return [n for n in range(1, of.num_kv_heads + 1) if not divided or facts.hidden_size % (n * group) == 0]
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     of = work.model.attentions()[0]
     group = of.num_heads // of.num_kv_heads

@@ -1,6 +1,6 @@
-"""Removes the layers that change a token's hidden state least, by its direction: Block Influence of ShortGPT.
+"""Removes the layers that change the direction of hidden states least: Block Influence of ShortGPT.
 
-Of a layer that is 1 - the mean of cos(x, y), of what goes in and comes out (Men et al. 2024, arXiv:2403.03853).
+For a layer with input x and output y it is 1 - the mean of cos(x, y) (Men et al. 2024, arXiv:2403.03853).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.pruning.work import Array, Kept, Work, smallest
+from mlcpipe.pruning.work import Array, PrunedTensor, Work, smallest
 
 GRAM, UNITS = False, "layers"
 
@@ -20,7 +20,7 @@ def allowed(model: CausalLM) -> range:
     return range(1, model.facts.num_layers + 1)
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     influence = np.array([_influence(work, index) for index in work.layers()])
     kept = np.flatnonzero(~smallest(influence, len(influence) - work.keep)).tolist()
@@ -31,7 +31,7 @@ def pruned(work: Work) -> Iterator[Kept]:
         work.config["layer_types"] = [kinds[windows[index] is not None] for index in kept]
     for index, old in enumerate(kept):
         names = work.names(old)
-        yield from (Kept(work.prefix(index) + name.removeprefix(work.prefix(old)), name) for name in names)
+        yield from (PrunedTensor(work.prefix(index) + name.removeprefix(work.prefix(old)), name) for name in names)
     yield from work.others()
 
 
@@ -42,7 +42,7 @@ def _influence(work: Work, index: int) -> float:
 
 
 def _cosines(x: Array, y: Array) -> Array:
-    """Of each row of float32[n, hidden]."""
+    """The cosine of each pair of rows of float32[n, hidden]."""
     sizes = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     found: Array = np.einsum("nk,nk->n", x, y) / np.maximum(sizes, np.finfo(np.float32).tiny)
     return found

@@ -1,9 +1,9 @@
-"""SparseGPT (Frantar & Alistarh 2023, arXiv:2301.00774) in 2:4: what stays makes up for what becomes 0.
+"""SparseGPT (Frantar & Alistarh 2023, arXiv:2301.00774) in 2:4: remaining numbers compensate for those set to 0.
 
 Columns are visited in order, as in `mlcpipe/quantization/gptq.py`: with the upper triangular R of H = R R^T, the mean
-of x^T x with 1 % of its diagonal's mean added, the error of a row is |(w - q) R|^2. A number that stays is chosen such
-that its column's element is 0; one that becomes 0 leaves its own. Of 4 neighbours those 2 go that leave the least,
-(w R_jj)^2, with w as the columns before the four left it. R is the inverse of the paper's Cholesky factor of H^-1.
+of x^T x with 1 % of its diagonal's mean added, the error of a row is |(w - q) R|^2. A remaining number is chosen such
+that its column's element is 0; one that becomes 0 leaves its own. Of 4 neighbours the 2 of least (w R_jj)^2 go, with w
+as updated by the columns before the four. R is the inverse of the paper's Cholesky factor of H^-1.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlcpipe.pruning.pattern import GROUP, PRUNED, prune_matrices
-from mlcpipe.pruning.work import Array, Kept, Work, smallest
+from mlcpipe.pruning.work import Array, PrunedTensor, Work, smallest
 from mlcpipe.quantization.gptq import triangular_factor
 from mlcpipe.quantization.inputs import Inputs
 
 GRAM, UNITS = True, ""
-_BLOCK = 128  # columns whose errors are handed on together
+_BLOCK = 128  # columns whose errors are propagated together
 _ROWS = 1 << 23  # elements at a time
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     return prune_matrices(work, prune_matrix)
 
@@ -48,7 +48,7 @@ def _prune_rows(w: Array, r: Array) -> Array:
 
 
 def _errors(w: Array, r: Array, due: Array) -> Array:
-    """What four columns w float32[4, rows] lose, w - q. `due` is the part of their elements of the errors before."""
+    """The errors w - q of four columns w float32[4, rows]. `due` is the part of their elements from earlier errors."""
     wanted = w + np.linalg.inv(r).T @ due
     zero = smallest((wanted * np.diag(r)[:, None]).T ** 2, PRUNED).T
     errors, due = np.empty_like(w), due.copy()

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlcpipe.pruning.pattern import GROUP, PRUNED, prune_matrices
-from mlcpipe.pruning.work import Array, Kept, Work, smallest
+from mlcpipe.pruning.work import Array, PrunedTensor, Work, smallest
 from mlcpipe.quantization.inputs import Inputs
 
 GRAM, UNITS = False, ""
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     return prune_matrices(work, prune_matrix)
 

@@ -1,4 +1,4 @@
-"""Removes columns of the MLP's hidden layer; those that stay make up for them by least squares."""
+"""Removes columns of the MLP's hidden layer; the others compensate for them by least squares."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.pruning.units import Units, remove_units
-from mlcpipe.pruning.work import Kept, Work
+from mlcpipe.pruning.work import PrunedTensor, Work
 
 GRAM, UNITS = True, "MLP columns"
 _MULTIPLE = 32  # columns that share a scale in 4 bits
 
 
 def allowed(model: CausalLM) -> list[int]:
-    """How many columns may stay: multiples of a group's, and all."""
+    """Possible numbers of columns: multiples of a group's, and all."""
     count = _count(model)
     return [*range(_MULTIPLE, count, _MULTIPLE), count]
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     work.config["intermediate_size"] = work.keep
     producers = {f"mlp.{of}_proj.{part}": 1 for of in ("gate", "up") for part in ("weight", "bias")}

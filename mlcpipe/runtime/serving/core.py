@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.memory import many_sequences
+from mlcpipe.bundle import Manifest
+from mlcpipe.bundle.memory import Units, many_sequences
 from mlcpipe.bundle.states import windows_of
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError
@@ -32,6 +33,11 @@ from mlcpipe.runtime.serving.step import NOT_DRAWN, Step
 from mlcpipe.runtime.serving.swap import Swap
 
 GREEDY = Row(SamplingParams(temperature=0.0))
+
+
+def pool_of(manifest: Manifest, units: Units) -> PagePool:
+    """So many free units of a model's states."""
+    return PagePool([PageGroup(*each) for each in zip(units.pages, windows_of(manifest.states))], units.slots)
 
 
 class Drawn(NamedTuple):
@@ -69,8 +75,7 @@ class Core:
         self.executor = Executor(bundle, units, model.max_batch, adapter_blocks)
         self._recorder = bundle.device.step_recorder()
         weakref.finalize(self, self._recorder.close)
-        windows = windows_of(manifest.states)
-        pool = PagePool([PageGroup(*each) for each in zip(units.pages, windows)], units.slots)
+        pool = pool_of(manifest, units)
         limits = replace(
             limits,
             context=min(limits.context, bundle.context_length, kv_tokens),

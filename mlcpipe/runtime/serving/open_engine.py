@@ -48,12 +48,13 @@ def open_engine(
     rest = sum(running_bytes(each.manifest) + _logits_bytes(each) for each in bundles)
     rest += blocks_of(adapter_ranks) * block_bytes(info)
     # A tensor has the pages of a state.
-    most = min(
+    room_of_tensors = (
         each.device.max_tensor_bytes // state.unit_bytes * PAGE
         for each in bundles
         for state in each.manifest.states
         if state.kind == "pages"
     )
+    most = min(room_of_tensors, default=info.max_batch * context)
     if sequences is None:
         room = int((free.nbytes - rest) * _MEMORY_SHARE / replicas) * context // max(1, _kv_bytes(bundles, context))
         kv_tokens = max(context, min(info.max_batch * context, room, most))

@@ -215,14 +215,18 @@ class PagePool:
             del table[count:]
         sequence.computed = min(sequence.computed, tokens)
 
-    def slide(self, sequence: Sequence) -> None:
-        """Give back what no later query of the sequence sees."""
+    def slide(self, sequence: Sequence, tokens: int | None = None) -> None:
+        """Give back what no query of the sequence after `tokens` sees; without them, after those that are computed.
+
+        Pages before that are not reserved later.
+        """
         for group, about in enumerate(self.groups):
             if about.window:
-                first, table = about.kept_from(sequence.computed), sequence.tables[group]
-                for at in range(sequence.kept_from[group], first):
+                first, table = about.kept_from(sequence.computed if tokens is None else tokens), sequence.tables[group]
+                for at in range(sequence.kept_from[group], min(first, len(table))):
                     self.drop(group, table[at])
                     table[at] = -1
+                table.extend([-1] * (first - len(table)))
                 sequence.kept_from[group] = max(first, sequence.kept_from[group])
 
     def release(self, sequence: Sequence) -> None:

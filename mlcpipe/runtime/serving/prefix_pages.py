@@ -37,7 +37,8 @@ def restore_prefix(core: Core, saved: SavedChat, namespace: str) -> Generator[No
         known = sequence.computed
         if known == end:
             return
-        if not scheduler.residency.reserve(sequence, end - known):
+        scheduler.pool.slide(sequence, end)
+        if not scheduler.tree.reserve(sequence, end - known):
             raise ResourceError("the KV cache has no room for the prefix", expected=f"{end} tokens that nobody uses")
         scheduler.pool.advance(sequence, end - known)
         for index, units in enumerate(saved.states):
@@ -46,7 +47,6 @@ def restore_prefix(core: Core, saved: SavedChat, namespace: str) -> Generator[No
             with core.bundle.device.errors():
                 core.executor.write_units(index, ids[-new:], units[-new:])
             yield
-        scheduler.pool.slide(sequence)
         scheduler.tree.add(sequence)
         scheduler.tree.checkpoint(sequence)
     finally:

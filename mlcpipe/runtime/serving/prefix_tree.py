@@ -144,6 +144,24 @@ class PrefixTree:
         """Undo `take`."""
         self.pool.release(sequence)
 
+    def reserve(self, sequence: Sequence, rows: int) -> bool:
+        """Pages for so many more rows, if need be those of prefixes that nobody uses; False if there are not enough."""
+        return self.pool.reserve(sequence, rows) or (
+            self.evict(self.pool.missing(sequence, rows)) and self.pool.reserve(sequence, rows)
+        )
+
+    def can_go_back(self, sequence: Sequence, tokens: int) -> bool:
+        """Whether the sequence has all that follows its first so many tokens: windows and slots have lost some."""
+        slid = any(about.kept_from(tokens) < kept for about, kept in zip(self.pool.groups, sequence.kept_from))
+        return tokens == sequence.computed or not (slid or self.pool.slots is not None)
+
+    def go_back(self, sequence: Sequence, tokens: int) -> None:
+        """The sequence keeps its first so many tokens, to which it `can_go_back`."""
+        self.pool.truncate(sequence, tokens)
+        while sequence.shared > tokens // PAGE:
+            assert sequence.node is not None
+            sequence.node, sequence.shared = sequence.node.parent, sequence.shared - 1
+
     def add(self, sequence: Sequence) -> None:
         """Full pages of the sequence become findable. Where one is known already, the sequence goes on with that one.
 
@@ -196,6 +214,14 @@ class PrefixTree:
                 if last.node.pages[-1] == last.slot and not slots.uses[last.slot]:
                     self._forget(last.node, group)
         sequence.checkpoint = Checkpoint(node, sequence.slot, sequence.computed, before)
+
+    def checkpoint_before(self, begin: int, end: int) -> int:
+        """Where the last part of a prompt begins whose tokens from `begin` on are computed: `end` if in no parts.
+
+        There a prompt may start that begins with this one: all but its last token, in whole pages.
+        """
+        last = (end - 1) // PAGE * PAGE
+        return last if self.pool.slots is not None and last - begin >= MIN_CHECKPOINT_TOKENS else end
 
     def evict(self, counts: Iterable[int]) -> bool:
         """Free so many idle pages of each group, the least recently used first; False, and no change, if too few."""

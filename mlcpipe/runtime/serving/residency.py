@@ -48,12 +48,6 @@ class Residency:
         elif state is not State.ENDED:
             insort(self.running if state is State.RUNNING else self.prefilling, sequence, key=waiting.order)
 
-    def reserve(self, sequence: Sequence, rows: int) -> bool:
-        """Pages for so many more rows, if need be those of prefixes that nobody uses; False if there are not enough."""
-        if self.pool.reserve(sequence, rows):
-            return True
-        return self.tree.evict(self.pool.missing(sequence, rows)) and self.pool.reserve(sequence, rows)
-
     def give_way(self, sequence: Sequence) -> bool:
         """Somebody is preempted, so that `sequence` may go on; False if that is the sequence itself.
 
@@ -125,7 +119,7 @@ class Residency:
             self._count_cached(sequence)
             self.move(sequence, State.PREFILLING)
             if self.swap is not None:
-                self.swap.restore(sequence, self.reserve)
+                self.swap.restore(sequence, self.tree.reserve)
         elif sequence.behind is None:
             self._blocked = (sequence, self.pool.frees)
         return admitted

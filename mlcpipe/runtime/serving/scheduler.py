@@ -18,7 +18,7 @@ from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Search
 from mlcpipe.runtime.serving.interface import OverloadedError
 from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
-from mlcpipe.runtime.serving.prefix_tree import MIN_CHECKPOINT_TOKENS, PrefixTree
+from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.residency import Residency
 from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
 from mlcpipe.runtime.serving.step import NOT_DRAWN, Event, FewRows, ManyRows, Step, accepted
@@ -170,7 +170,7 @@ class Scheduler:
         for sequence in filter(self._ready, list(self.residency.running)):
             if limit is not None and len(sequence.tokens) + len(sequence.draft) > limit >= sequence.few_from:
                 sequence.draft = []  # whose rows would be of other frequencies
-            while sequence.state is State.RUNNING and not self.residency.reserve(sequence, 1 + len(sequence.draft)):
+            while sequence.state is State.RUNNING and not self.tree.reserve(sequence, 1 + len(sequence.draft)):
                 if sequence.draft:
                     sequence.draft = []
                 else:
@@ -250,9 +250,8 @@ class Scheduler:
         begin, end = sequence.computed, sequence.few_from
         if end - begin > rows:
             end = max((begin + rows) // PAGE * PAGE, begin + min(rows, PAGE))
-        elif self.pool.slots is not None:  # where a prompt that begins with this one may start
-            last = (end - 1) // PAGE * PAGE
-            end = last if last - begin >= MIN_CHECKPOINT_TOKENS else end
+        else:
+            end = self.tree.checkpoint_before(begin, end)
         count = self._reserve_some(step, sequence, end - begin)
         if count:
             ends = begin + count == len(sequence.tokens)
@@ -272,7 +271,7 @@ class Scheduler:
     def _reserve_some(self, step: Step, sequence: Sequence, rows: int) -> int:
         """Pages for so many rows, or for less, or for none where answers took what a prompt was promised."""
         residency = self.residency
-        while rows and not residency.reserve(sequence, rows):
+        while rows and not self.tree.reserve(sequence, rows):
             if rows > PAGE:
                 rows = (rows - 1) // PAGE * PAGE
             elif step.few or step.many or not residency.give_way(sequence):

@@ -1,4 +1,4 @@
-"""How models write calls of tools: one file a style, found from the chat template."""
+"""How models write tool calls: one file per format, found from the chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMATS: tuple[ToolFormat, ...] = (HARMONY, MISTRAL, QWEN3_XML, HERMES, LLAMA3_J
 
 
 def format_of(template: str | None) -> ToolFormat:
-    """The style of a chat template: the first that finds its marks there, else the generic one."""
+    """The style of a chat template: the first whose marks it contains, else the generic one."""
     return next(one for one in FORMATS if one.detect(template or ""))
 
 

@@ -1,4 +1,4 @@
-"""For templates that know no tools: the system message describes them, and calls are written as Hermes does."""
+"""For templates without tools: the system message describes them, and calls are written as in Hermes."""
 
 from __future__ import annotations
 

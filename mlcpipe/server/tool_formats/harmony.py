@@ -1,6 +1,6 @@
 """gpt-oss: messages on channels (`runtime/text/harmony.py`); a call is one `to=functions.NAME`, its text the arguments.
 
-The chat template takes one call a message, and its result next.
+The chat template takes one call per message, followed by its result.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Harmony(Style):
         return is_harmony(template)
 
     def prepare(self, messages: Messages, tools: Sequence[Tool]) -> tuple[Messages, dict[str, Any]]:
-        """The template writes the tools; it wants one call a message, and beside a call thoughts or text."""
+        """The template writes the tools; it requires one call per message, and thoughts or text beside a call."""
         return [_with_thoughts(message) for message in _in_turn(messages)], to_template(messages, tools)[1]
 
     def before_answer(self, literal: Literal) -> str:
         """Thoughts, and the header of `final`."""
         channel, message, constrain = literal(CHANNEL), literal(MESSAGE), literal(CONSTRAIN)
         until = f'{literal(END)} {literal(START)} "assistant"'
-        # A control token is no text: what is before it ends by itself.
+        # A control token is no text, so it ends the text before it.
         kind = "until" if until.startswith("<") else "until[lazy]"
         return (
             f'before: thought* {channel} "{FINAL}" (" "? {constrain} WORD)? {message}\n'
@@ -70,9 +70,9 @@ class Harmony(Style):
         )
 
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
-        """Messages, and last a call of a tool or, unless forced, an answer."""
+        """Messages, ending with a tool call or, unless forced, an answer."""
         channel, message = literal(CHANNEL), literal(MESSAGE)
-        # Without a space or token between, "json" would be a part of the name.
+        # Without a space or token before it, "json" would be part of the name.
         kind = f'(" "? {literal(CONSTRAIN)} "json" | " json" | " ")? {message}'
         rules = [
             f"start: (thought | said)* ({'call' if forced else 'call | before TEXT'})",
@@ -89,7 +89,7 @@ class Harmony(Style):
         return GrammarSource("lark", text, tuple(parts))
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        """For the channels."""
+        """The parser of channels."""
         return _HarmonyParser(bool(tools))
 
 
@@ -100,12 +100,12 @@ class _HarmonyParser:
         self._count = 0
         self._kind = ""  # of the message: call, thought or text
         self._shown: set[str] = set()  # kinds that had text
-        self._gap = ""  # before the text of a message that follows another one of its kind
+        self._gap = ""  # before the text of a message that follows one of the same kind
         self._any_arguments = False
 
     @property
     def inside(self) -> bool:
-        """Whether thoughts come now."""
+        """Whether the current text is reasoning."""
         return self._reader.thinks
 
     def push(self, text: str) -> list[Piece]:
@@ -142,7 +142,7 @@ class _HarmonyParser:
 
 
 def _in_turn(messages: Messages) -> Messages:
-    """Each call of a message of several in one of its own, and its result next."""
+    """Split a message with several calls into one per call, each followed by its result."""
     out: Messages = []
     moved: set[int] = set()
     for index, message in enumerate(messages):
@@ -162,7 +162,7 @@ def _in_turn(messages: Messages) -> Messages:
 
 
 def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    """Beside a call, text is part of the thoughts if there are some."""
+    """Beside a call, text becomes part of the thoughts, if any."""
     thoughts = next((message[name] for name in _THOUGHTS if message.get(name)), "")
     if not (message.get("tool_calls") and thoughts and message.get("content")):
         return message

@@ -26,7 +26,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class Hermes(Style):
-    """Calls in tags of their own."""
+    """Calls in their own tags."""
 
     name = "hermes"
     shown: Collection[str] = (BEGIN, END)
@@ -46,7 +46,7 @@ class Hermes(Style):
         return GrammarSource("lark", text, call_schemas(tools))
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        """For the tags."""
+        """The parser of tags."""
         return JsonCallParser([BEGIN], end=END)
 
 

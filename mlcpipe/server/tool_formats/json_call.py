@@ -1,4 +1,4 @@
-"""Reads calls `{"name": …, "arguments": {…}}` while they are written, and gives arguments as they come."""
+"""Reads calls `{"name": …, "arguments": {…}}` while they stream, and passes arguments on at once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mlcpipe.server.tool_formats.style import CallPiece, Piece, call_id
 _SPACE = " \t\r\n"
 _MAX_NAME = 256
 ARGUMENTS = ("arguments", "parameters")
-_IN_STRING = re.compile(r'["\\]')  # what ends a string, or hides its end
-_OUTSIDE = re.compile(r'["{}\[\],]')  # what nests, and ends a value
+_IN_STRING = re.compile(r'["\\]')  # ends a string, or escapes its end
+_OUTSIDE = re.compile(r'["{}\[\],]')  # nests or ends a value
 
 
 class JsonCall:
-    """One call, behind its brace. `push` takes text until `done` or `failed`.
+    """One call, after its brace. `push` takes text until `done` or `failed`.
 
     name    that of the function, once it is known
-    raw     what came before it
-    pieces  what is certain; for the caller to take
-    names   that a function may have, None for any
+    raw     the text before it
+    pieces  decided text, for the caller to take
+    names   of possible functions, None for any
     """
 
     def __init__(self, index: int, names: Collection[str] | None, new_id: Callable[[], str]) -> None:
@@ -34,15 +34,15 @@ class JsonCall:
         self._names, self._new_id = names, new_id
         self._state = "before_key"
         self._key = ""
-        self._parts: list[str] = []  # of a key or value that is being read
-        self._streams = False  # whether that is arguments, which go out as they come
+        self._parts: list[str] = []  # of the current key or value
+        self._streams = False  # whether that is arguments, which are passed on at once
         self._nesting = 0
         self._in_string = self._escaped = False
         self._held: list[str] = []  # arguments that came before the name
         self._any_arguments = False
 
     def push(self, text: str) -> str:
-        """More text -> what follows the call."""
+        """More text -> the text after the call."""
         at = 0
         while at < len(text) and not (self.done or self.failed):
             if self._state in ("key", "value"):
@@ -56,7 +56,7 @@ class JsonCall:
         return text[at:]
 
     def _between(self, char: str) -> int:
-        """What stands around keys and values -> 1 if it was taken."""
+        """The syntax around keys and values -> 1 if it was consumed."""
         if self._state == "before_value" or (self._state == "before_key" and char == '"'):
             self._state = self._state.removeprefix("before_")
             self._streams = self._state == "value" and self._key in ARGUMENTS and char in "{["
@@ -72,7 +72,7 @@ class JsonCall:
         return 1
 
     def _read(self, text: str, begin: int) -> int:
-        """A part of a key or value -> where it ends."""
+        """A part of a key or value -> its end."""
         at, ends = self._scan(text, begin)
         part = text[begin:at]
         if self._streams:
@@ -89,7 +89,7 @@ class JsonCall:
         return at
 
     def _scan(self, text: str, at: int) -> tuple[int, bool]:
-        """Where a value ends in this text, and whether it does.
+        """The end of a value in this text, and whether it ends here.
 
         Strings end at their quote, objects and lists where they close, others before a comma or brace.
         """
@@ -161,8 +161,8 @@ class JsonCallParser:
 
     begins    markers before calls; the text before is content
     end       the marker after each call, "" for none
-    between   characters that may be between calls and around them
-    bare      names of tools, where an answer may begin with a call without a marker: other objects are content
+    between   allowed characters between calls and around them
+    bare      names of tools, if an answer may begin with a call without a marker: other objects are content
     """
 
     inside = False
@@ -180,7 +180,7 @@ class JsonCallParser:
         self._matcher = StopMatcher(tuple(begins))
         self._call = JsonCall(0, bare, new_id)
         self._count = 0
-        self._tail = ""  # after a call: what may become the marker of its end
+        self._tail = ""  # after a call: a possible prefix of its end marker
         self._mode = "text" if bare is None else "between"
         self._shown = False  # whether any text was given
         self._space = ""  # white space that is dropped if a call follows
@@ -198,7 +198,7 @@ class JsonCallParser:
         return _joined(out)
 
     def finish(self) -> list[Piece]:
-        """As `ToolParser.finish`; a call that was not ended stays as far as it came."""
+        """As `ToolParser.finish`; an unfinished call stays incomplete."""
         out: list[Piece] = []
         if self._mode == "text":
             self._text(self._matcher.flush(), out)
@@ -248,7 +248,7 @@ class JsonCallParser:
         return rest
 
     def _text(self, text: str, out: list[Piece]) -> None:
-        """Text, but for white space at its begin and before a call."""
+        """Text, without white space at its beginning and before a call."""
         if not text:
             return
         whole = self._space + text if self._shown else text.lstrip()
@@ -260,7 +260,7 @@ class JsonCallParser:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbours of one kind as one piece."""
+    """Join adjacent pieces of one kind."""
     out: list[Piece] = []
     for piece in pieces:
         last = out[-1] if out else None

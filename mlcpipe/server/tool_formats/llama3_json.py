@@ -43,8 +43,8 @@ class Llama3Json(Style):
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
         """One call, or several with semicolons; unless forced, with text around it.
 
-        Text may begin with a brace, too: only those calls are held to their schemas that come behind the tag, or
-        all where a tool is strict; then no text does.
+        Text may begin with a brace, too: only calls after the tag are held to their schemas, or all calls if a tool is
+        strict; then no text may begin so.
         """
         one, tag = any_tool(tools), literal(TAG)
         calls = f'{one} ("; " {one})*' if parallel else one
@@ -59,7 +59,7 @@ class Llama3Json(Style):
         return GrammarSource("lark", text, call_schemas(tools, "parameters"))
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        """For an answer that begins with a call of a tool, or has the tag."""
+        """The parser of an answer that begins with a tool call, or has the tag."""
         return JsonCallParser([TAG], between=" \t\r\n;", bare={tool.name for tool in tools})
 
 

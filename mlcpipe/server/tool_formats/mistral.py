@@ -38,7 +38,7 @@ class Mistral(Style):
         return BEGIN in template and "[ARGS]" not in template
 
     def prepare(self, messages: Messages, tools: Sequence[Tool]) -> tuple[Messages, dict[str, Any]]:
-        """The template writes the tools; it wants ids of nine characters."""
+        """The template writes the tools; it requires ids of nine characters."""
         return [_with_short_ids(message) for message in messages], to_template(messages, tools)[1]
 
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
@@ -55,7 +55,7 @@ class Mistral(Style):
         return GrammarSource("lark", text, call_schemas(tools))
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        """For the list."""
+        """The parser of the list."""
         return JsonCallParser([BEGIN], between=" \t\r\n,[]", new_id=partial(call_id, 9, ""))
 
 

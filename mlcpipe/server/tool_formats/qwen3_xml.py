@@ -39,7 +39,7 @@ _DECODER = json.JSONDecoder()
 
 
 class Qwen3Xml(Style):
-    """Calls in tags of names and values."""
+    """Calls in tags with names and values."""
 
     name = "qwen3_xml"
     shown: Collection[str] = (BEGIN, END)
@@ -64,7 +64,7 @@ class Qwen3Xml(Style):
         return GrammarSource("lark", "\n".join([text, *rules.lines, ""]), parts)
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        """For the tags; a call comes in one piece at its end."""
+        """The parser of tags; a call arrives in one piece at its end."""
         return _XmlParser(tools)
 
 
@@ -77,8 +77,8 @@ class _XmlParser:
         self._inside = False
         self._count = 0
         self._text: list[str] = []  # of a call
-        self._seen = 0  # parts of it that `_in_value` has read
-        self._open = False  # whether a parameter has begun there that has not ended
+        self._seen = 0  # parts of it already read by `_in_value`
+        self._open = False  # whether a parameter is open there
 
     def push(self, text: str) -> list[Piece]:
         out: list[Piece] = []
@@ -106,7 +106,7 @@ class _XmlParser:
         return self._called()
 
     def _in_value(self) -> bool:
-        """Whether the end of a call that came now stands inside a value, as it may in JSON."""
+        """Whether the end tag just read is inside a value, as it may be in JSON."""
         new, self._seen = "".join(self._text[self._seen :]), len(self._text)
         begin, end = new.rfind("<parameter="), max(map(new.rfind, ("</parameter>", "</function>\n")))
         self._open = begin > end or (self._open and begin == end)
@@ -127,7 +127,7 @@ class _XmlParser:
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """The texts between tags; an end inside of JSON is none."""
+    """The texts between tags; an end tag inside JSON does not count."""
     found: dict[str, str] = {}
     at = 0
     while begin := _BEGIN.search(text, at):

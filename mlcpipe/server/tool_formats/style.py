@@ -1,4 +1,4 @@
-"""What a style of tool calls has to say of itself, and what several styles share."""
+"""The interface of tool call styles, and parts that several styles share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ID_CHARS = string.ascii_letters + string.digits
 ANY_OBJECT = {"type": "object"}
 ROOT = {"$id": "tool:/"}  # references like "#/$defs/A" begin here
 TEXT = "TEXT: /(.|\\n)*/\n"
-_OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"}  # may allow more
+_OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"}  # may allow more values
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Tool:
     strict: bool = False
 
     def described(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """In the form of chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -55,17 +55,17 @@ Piece = str | CallPiece | Thought
 
 
 class ToolParser(Protocol):
-    """Takes an answer's text as it comes, gives back text, calls and thoughts; `inside` while thoughts come."""
+    """Takes an answer's streaming text, returns text, calls and thoughts; `inside` while in thoughts."""
 
     @property
     def inside(self) -> bool: ...
 
     def push(self, text: str) -> list[Piece]:
-        """What is certain now."""
+        """The decided parts."""
         ...
 
     def finish(self) -> list[Piece]:
-        """The rest, when no more comes."""
+        """The rest, at the end."""
         ...
 
 
@@ -74,7 +74,7 @@ class ToolFormat(Protocol):
 
     name: str
     shown: Collection[str]  # control tokens that the parser needs to see in the text
-    channels: bool  # whether every answer is read by the parser, which tells thoughts from text
+    channels: bool  # whether the parser reads every answer, to separate thoughts from text
 
     def detect(self, template: str) -> bool:
         """Whether a chat template has this style."""
@@ -85,7 +85,7 @@ class ToolFormat(Protocol):
         ...
 
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
-        """What an answer must match; None where calls that are not forced cannot be told from text."""
+        """The grammar of an answer; None if unforced calls cannot be told from text."""
         ...
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
@@ -93,12 +93,12 @@ class ToolFormat(Protocol):
         ...
 
     def before_answer(self, literal: Literal) -> str:
-        """Rules in Lark of what is written before the answer itself, the first one named `before`; "" for nothing."""
+        """Rules in Lark for the text before the answer, the first one named `before`; "" for nothing."""
         ...
 
 
 class Style:
-    """What styles without channels share."""
+    """Shared by styles without channels."""
 
     channels = False
 
@@ -117,7 +117,7 @@ def to_template(messages: Messages, tools: Sequence[Tool]) -> tuple[Messages, di
 
 
 def arguments_schema(tool: Tool) -> Mapping[str, Any]:
-    """The schema of a tool's arguments: an object, without any where the tool has no parameters."""
+    """The schema of a tool's arguments: an object, empty if the tool has no parameters."""
     given = tool.parameters or ANY_OBJECT
     none = given.get("properties") == {} and not _OPENS & {*given}
     return {**ROOT, **given, "type": "object", **({"additionalProperties": False} if none else {})}
@@ -147,7 +147,7 @@ def in_tags(begin: str, rest: str, *, forced: bool, parallel: bool) -> str:
     if forced:
         repeated = '("\\n"? call)*' if parallel else ""
         return f"start: call {repeated}\ncall: {begin} {rest}\n"
-    if begin.startswith("<"):  # a control token is no text: what is before it ends by itself
+    if begin.startswith("<"):  # a control token is no text, so it ends the text before it
         return f"start: (TEXT {begin} {rest}){more} TEXT\n{TEXT}"
     return f"start: (head {rest}){more} tail\nhead[lazy]: TEXT {begin}\ntail: TEXT\n{TEXT}"
 
@@ -158,7 +158,7 @@ def any_tool(tools: Sequence[Tool]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as Lark writes it."""
+    """A text as a Lark literal."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -1,6 +1,6 @@
-"""Arguments in tags of their own: what a tool's JSON schema says of the text between them.
+"""Arguments in tags: the text between them, by the tool's JSON schema.
 
-Texts stand there as they are, all other values as JSON.
+Strings are written verbatim, all other values as JSON.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _DEFS = ("$defs", "definitions")
 _ANY: Schema = {}
 _NOTHING: Schema = {"enum": []}
 _MOST_DEPTH, _MOST_FORMS = 8, 64
-# Keywords that are honoured, and those that say nothing of values.
+# Keywords that are honoured, and those that do not restrict values.
 _SAID = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
 _ALWAYS = {"type", "$ref", "anyOf", "oneOf", "allOf", *_DEFS, *_SAID}
 _OF_OBJECTS = {"properties", "required", "additionalProperties", *_ALWAYS}
 _OF_TEXTS = {"enum", "const", "minLength", "maxLength", "pattern", *_ALWAYS}
-# No text has a tag inside, at which the reader would stop, and its own one begins a line.
+# No text contains a tag, at which the reader would stop; the end tag begins a line.
 _TEXT = "/{}\\n<\\/parameter>\\n/"
 _NO_TAGS = "~/(.|\\n)*([^\\n]<\\/parameter>|<\\/(parameter>(.|\\n)*<\\/parameter|function|tool_call)>)(.|\\n)*/"
 _TAGS = ("</parameter>", "</function>", "</tool_call>")
-_NO_JSON = "~/\\s*[\\[{](.|\\n)*/"  # which would be read as such
+_NO_JSON = "~/\\s*[\\[{](.|\\n)*/"  # which would be read as JSON
 _BOUNDS = {
     "minimum": operator.ge,
     "maximum": operator.le,
@@ -43,7 +43,7 @@ _WRITABLE = re.compile(r"[^>\n]+")
 
 @dataclass(frozen=True)
 class Form:
-    """One of the forms that a tool's arguments may have: `more` is the schema of those without a name, if any."""
+    """One possible form of a tool's arguments: `more` is the schema of unnamed ones, if any."""
 
     properties: Mapping[str, Schema]
     required: Collection[str]
@@ -51,7 +51,7 @@ class Form:
 
 
 class Values:
-    """What the schema of a tool says; whether all of it is `known` here."""
+    """The restrictions in a tool's schema; `known`: whether all of it is understood."""
 
     def __init__(self, tool: Tool) -> None:
         self._schema, self.known = arguments_schema(tool), True
@@ -72,7 +72,7 @@ class Values:
         return forms
 
     def _parts(self, schema: Schema) -> Iterable[Sequence[Schema]]:
-        """What a schema says beyond its own keywords: of each group of schemas one must hold."""
+        """The subschemas of a schema, in groups: one of each group must hold."""
         if isinstance(schema.get("$ref"), str):
             yield [self._resolved(schema["$ref"])]
         for key in ("anyOf", "oneOf"):
@@ -82,14 +82,14 @@ class Values:
             yield [_as_schema(one)]
 
     def _resolved(self, reference: str) -> Schema:
-        """What is at "#/$defs/NAME"; of other references nothing is known here."""
+        """The schema at "#/$defs/NAME"; other references are unknown."""
         where, _, name = reference.removeprefix("#/").partition("/")
         found = self._defs.get(where, {}).get(name.replace("~1", "/").replace("~0", "~"))
         self.known = self.known and isinstance(found, Mapping)
         return _as_schema(found)
 
     def types(self, schema: Schema) -> frozenset[str]:
-        """The JSON types that a value may have; integers are numbers, too."""
+        """The possible JSON types of a value; integers are numbers, too."""
         if (kept := self._types.get(id(schema))) is not None:
             return kept
         self._types[id(schema)] = _TYPES  # for a schema inside itself
@@ -104,7 +104,7 @@ class Values:
         return self._types[id(schema)]
 
     def texts(self, schema: Schema) -> list[Text]:
-        """The texts that a value may be."""
+        """The possible string values."""
         if (kept := self._texts.get(id(schema))) is not None:
             return kept
         self._texts[id(schema)] = [()]
@@ -124,7 +124,7 @@ class Values:
         return found
 
     def json(self, schema: Schema) -> str:
-        """The schema of the values that are no text, for a part of a grammar; "" where all are."""
+        """The schema of non-string values, for a grammar; "" if all are strings."""
         types = self.types(schema)
         if not (others := types - {"string"}):
             return ""
@@ -133,7 +133,7 @@ class Values:
         )
 
     def fits(self, schema: Schema, value: Any, seen: dict[int, bool]) -> bool:
-        """Whether a value may be one of a schema, by its type, values and bounds; `seen` is of this value."""
+        """Whether a value fits a schema, by its type, values and bounds; `seen` guards recursion."""
         if id(schema) in seen:
             return seen[id(schema)]
         seen[id(schema)] = True  # for a schema inside itself
@@ -148,15 +148,15 @@ class Values:
         return seen[id(schema)]
 
     def schemas(self, key: str) -> list[Schema]:
-        """Those of a parameter in all forms."""
+        """The schemas of a parameter in all forms."""
         known = [form.properties[key] for form in self.forms if key in form.properties]
         return known or [form.more for form in self.forms if form.more is not None] or [_ANY]
 
     def written(self, key: str, text: str) -> str:
-        """The JSON of what stands between the tags of a parameter: of a text where it is no other value that fits."""
+        """The JSON of the text between a parameter's tags: a string if no other value fits."""
         schemas, as_text = self.schemas(key), json.dumps(text, ensure_ascii=False)
         try:
-            value = json.loads(text, parse_constant=int)  # NaN and infinity are no numbers of JSON, nor integers
+            value = json.loads(text, parse_constant=int)  # NaN and infinity are not JSON numbers, nor integers
         except (ValueError, RecursionError):
             return as_text
         text_fits = any("string" in self.types(schema) for schema in schemas)
@@ -166,7 +166,7 @@ class Values:
 
 @dataclass
 class Rules:
-    """Rules in Lark of all tools' parameters, and the JSON schemas that they name; equal ones are there once."""
+    """Rules in Lark for all tools' parameters, and the JSON schemas that they name, without duplicates."""
 
     lines: list[str] = field(default_factory=list)
     parts: dict[str, str] = field(default_factory=dict)  # schema -> name
@@ -175,7 +175,7 @@ class Rules:
     def arguments(self, tool: Tool) -> str:
         """An expression of the parameters of a tool, in the order of its schema.
 
-        Raises UsageError for parameters without a value, and for a strict tool that says more than is known here.
+        Raises UsageError for parameters without a value, and for a strict tool with unknown keywords.
         """
         values = Values(tool)
         forms = [" ".join(self._parameters(form, values)) or '""' for form in values.forms]
@@ -213,7 +213,7 @@ class Rules:
         return self._named("value", f'"\\n" ({" | ".join(found)})')
 
     def _named(self, kind: str, body: str) -> str:
-        """The name of a rule or terminal; equal ones have one."""
+        """The name of a rule or terminal, one for equal ones."""
         name = self._names.get(kind + body)
         if name is None:
             kind, lazy, _ = kind.partition("[lazy]")
@@ -223,11 +223,11 @@ class Rules:
 
 
 def _own(schema: Schema) -> Form:
-    """What an object's own keywords say."""
+    """The restrictions of an object's own keywords."""
     given, required = schema.get("properties"), schema.get("required")
     properties = {key: _as_schema(one) for key, one in given.items()} if isinstance(given, Mapping) else {}
     required = [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
-    other = _as_schema(schema.get("additionalProperties"))  # of those that are required without a schema of their own
+    other = _as_schema(schema.get("additionalProperties"))  # of required ones without their own schema
     more = schema.get("additionalProperties", not properties)
     return Form(
         properties | {key: other for key in required if key not in properties},
@@ -237,7 +237,7 @@ def _own(schema: Schema) -> Form:
 
 
 def _both(one: Form, other: Form) -> Form:
-    """What both say."""
+    """The intersection of both."""
     more = one.more if other.more == _ANY and not other.properties else other.more
     properties = {**one.properties, **other.properties}
     for key in one.properties.keys() & other.properties.keys():
@@ -252,20 +252,20 @@ def _as_schema(value: Any) -> Schema:
 
 
 def _values(schema: Schema) -> list[Any] | None:
-    """The only values that there are."""
+    """The only possible values."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return values if isinstance(values, list) else None
 
 
 def _and(one: Text, other: Text) -> Text | None:
-    """What is both, if anything; a literal is taken to match the expressions beside it."""
+    """The intersection, if any; a literal is assumed to match the expressions."""
     if isinstance(one, str):
         return None if isinstance(other, str) and other != one else one
     return other if isinstance(other, str) else (*one, *other)
 
 
 def _expressions(schema: Schema) -> tuple[str, ...]:
-    """What a string's keywords say, as expressions that match a whole text."""
+    """A string's keywords as expressions that match the whole text."""
     from llguidance import regex_to_lark
 
     found = []

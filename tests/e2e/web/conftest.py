@@ -165,8 +165,20 @@ def fake_variants(features: list[str], *, companion: bool) -> list[dict[str, Any
     if not companion:
         return [plain]
     plan = {"weights_bytes": 1_200_000, "workspace_bytes": {"prefill": 4_000_000}}
-    half = {"path": "lib/model-f16.wasm", "dtype": "float16", "kv_dtype": "float16", "memory_plan": plan, "states": fake_states(64)}
-    whole = {"path": "lib/model.wasm", "dtype": "float32", "kv_dtype": "float32", "memory_plan": plan, "states": fake_states(64)}
+    half = {
+        "path": "lib/model-f16.wasm",
+        "dtype": "float16",
+        "kv_dtype": "float16",
+        "memory_plan": plan,
+        "states": fake_states(64),
+    }
+    whole = {
+        "path": "lib/model.wasm",
+        "dtype": "float32",
+        "kv_dtype": "float32",
+        "memory_plan": plan,
+        "states": fake_states(64),
+    }
     first = {
         "name": "webgpu-f16",
         "features": ["shader-f16"],

@@ -79,7 +79,7 @@ def write_gguf(
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert renamed is not None, name
         renamed += ".weight" if name.endswith("sinks") else ""
-        if values.ndim > 1 and kind != F32 and not name.endswith("bias"):
+        if values.ndim > 1 and kind != F32 and not name.endswith(("bias", "conv.conv.weight")):
             chosen = up if up is not None and "ffn_up_exps" in renamed else kind
             writer.add_tensor(renamed, quantized(values, chosen), raw_dtype=chosen)
         else:

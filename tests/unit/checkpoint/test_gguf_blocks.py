@@ -14,10 +14,10 @@ gguf = pytest.importorskip("gguf", reason="the reference is the gguf package")
 
 from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
 from mlcpipe.checkpoint.gguf.header import TYPES, read_header
-from mlcpipe.checkpoint.gguf.packed import PARTS
+from mlcpipe.checkpoint.gguf.native_formats import PARTS
 from mlcpipe.checkpoint.safetensors_reader import CHUNK_ELEMENTS, read_chunks
 from mlcpipe.errors import CheckpointError
-from mlcpipe.quantization.kept import SCHEMES, pack_parts, unpack
+from mlcpipe.quantization.native_formats import SCHEMES, pack_parts, unpack
 from tests.unit.checkpoint.gguf_files import entry, raw_file
 from tir_schedules.cpu.formats import KEPT
 

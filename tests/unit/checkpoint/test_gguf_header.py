@@ -14,7 +14,7 @@ gguf = pytest.importorskip("gguf", reason="files are written by the gguf package
 
 from mlcpipe.checkpoint.gguf.header import read_header
 from mlcpipe.checkpoint.gguf.metadata import MAX_PAIRS, MAX_STRING_BYTES
-from mlcpipe.checkpoint.gguf.parts import read_parts
+from mlcpipe.checkpoint.gguf.shards import read_shards
 from mlcpipe.checkpoint.safetensors_reader import MAX_TENSORS
 from mlcpipe.errors import CheckpointError, ConfigError
 from tests.unit.checkpoint.gguf_files import ARRAY, STRING, U32, entry, pair, raw_file, text
@@ -187,7 +187,7 @@ def parts(folder: Path, count: int = 3, total: int | None = None) -> list[Path]:
 def test_parts_are_read_as_one(tmp_path: Path) -> None:
     files = parts(tmp_path)
     for given in files:
-        header, found = read_parts(given)
+        header, found = read_shards(given)
         assert list(found) == files
         assert [tensor.name for tensor in header.tensors] == ["t0", "t1", "t2"]
         assert [tensor.file for tensor in header.tensors] == files
@@ -201,14 +201,14 @@ def test_metadata_of_later_parts_is_not_kept(tmp_path: Path) -> None:
         keys = [pair("split.no", 2, struct.pack("<H", number)), pair("split.count", 2, struct.pack("<H", count))]
         raw_file(file, [*keys, long], [entry(f"t{number}", [32], 0)], ZEROS)
     tracemalloc.start()
-    header, _ = read_parts(files[0])
+    header, _ = read_shards(files[0])
     assert len(header.tensors) == count and tracemalloc.get_traced_memory()[1] < 10 << 20
     for file in files[1:]:
         file.unlink()
         file.symlink_to(files[0])
     tracemalloc.reset_peak()
     with pytest.raises(CheckpointError, match="found part 1 of 40"):
-        read_parts(files[0])
+        read_shards(files[0])
     assert tracemalloc.get_traced_memory()[1] < 10 << 20
     tracemalloc.stop()
 
@@ -218,17 +218,17 @@ def test_parts_that_do_not_fit(tmp_path: Path) -> None:
     contents = [file.read_bytes() for file in files]
     files[1].unlink()
     with pytest.raises(CheckpointError, match="part 'm-00002-of-00003.gguf' of a split model is missing"):
-        read_parts(files[0])
+        read_shards(files[0])
     files[1].write_bytes(contents[0])  # a part twice
     with pytest.raises(CheckpointError, match="found part 1 of 3"):
-        read_parts(files[0])
+        read_shards(files[0])
     (tmp_path / "other").mkdir()
     other = parts(tmp_path / "other", total=9)
     files[1].write_bytes(other[1].read_bytes())
     with pytest.raises(CheckpointError, match="a model with 9 tensors"):
-        read_parts(files[0])
+        read_shards(files[0])
     with pytest.raises(CheckpointError, match="expected 9"):
-        read_parts(other[0])
+        read_shards(other[0])
     same = raw_file(
         files[1],
         [pair("split.no", 2, b"\1\0"), pair("split.count", 2, b"\3\0"), pair("split.tensors.count", 5, u32(3))],
@@ -236,7 +236,7 @@ def test_parts_that_do_not_fit(tmp_path: Path) -> None:
         ZEROS,
     )
     with pytest.raises(CheckpointError, match="of another part is stored again"):
-        read_parts(same)
+        read_shards(same)
     alone = raw_file(tmp_path / "alone.gguf", [pair("split.count", 2, b"\3\0")], [entry("t0", [32], 0)], ZEROS)
     with pytest.raises(CheckpointError, match="part 1 of 3"):
-        read_parts(alone)
+        read_shards(alone)

@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.checkpoint.parts import widened
+from mlcpipe.checkpoint.quantized_matrix import widened
 from mlcpipe.compiler.export import kept_formats
 from mlcpipe.errors import CheckpointError, TargetError
 from mlcpipe.targets import load_target
-from mlcpipe.weights.keep import keep
+from mlcpipe.weights.native_formats import keep
 from mlcpipe.weights.table import Weight
 from tests.unit.checkpoint.helpers import numbers, write_tensors
 from tests.unit.checkpoint.quantized_files import BFLOAT16, METHODS, Form, K, N, random_codes, refused, write

@@ -21,7 +21,7 @@ def test_a_table_a_manifest_and_an_exit_code(mlcpipe_run: Run, tiny_bundles: Bun
     options = ["quality", bundle, "--reference", tiny_bundles["q0f32"], "--tokens", "600", "--decode-tokens", "200"]
     done = mlcpipe_run(*options)
     assert done.returncode == 0, done.stderr
-    for words in ("bits a weight", "in q0f32", "KL divergence", "99.9 %", "same top token", "RMS of Δp", "tok/s"):
+    for words in ("bits per weight", "in q0f32", "KL divergence", "99.9 %", "same top token", "RMS of Δp", "tok/s"):
         assert words in done.stdout
     kept = json.loads((bundle / "mlcpipe.json").read_text())["quality"]
     assert kept["prefill"]["tokens"] > kept["decode"]["tokens"] > 0

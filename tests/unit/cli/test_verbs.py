@@ -47,7 +47,7 @@ def test_compile_shows_what_came_out(mlcpipe_run: Run, tmp_path: Path) -> None:
     options = ["--target", "cpu-native", "--quantization", "q8f32_1", "--context", "256", "--overwrite"]
     done = mlcpipe_run("compile", demo_model_path(), "-o", path, *options)
     assert done.returncode == 0, done.stderr
-    for words in ("bits a weight", "KV cache", "for all 256", "workspace", f"mlcpipe chat {path}"):
+    for words in ("bits per weight", "KV cache", "for all 256", "workspace", f"mlcpipe chat {path}"):
         assert words in done.stdout
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,29 @@ import tvm
 from tvm.script import tirx as T
 
 import mlcpipe
-from mlcpipe.compiler import kernel_store
+from mlcpipe.compiler import device_library, kernel_store
+from mlcpipe.compiler.backends import base, find_writer, webgpu
+from mlcpipe.compiler.backends.base import DeviceLibrary
+from mlcpipe.compiler.backends.wasm.emscripten import Emscripten
+from mlcpipe.compiler.backends.webgpu import WasmLibrary
 from mlcpipe.compiler.build import Kernels, new_object_file
+from mlcpipe.compiler.device_library import LibraryFiles
+from mlcpipe.compiler.export import with_metadata
 from mlcpipe.compiler.kernel_store import KernelStore
-from mlcpipe.compiler.link import object_format
+from mlcpipe.compiler.link import Linker, object_format
 from mlcpipe.compiler.object_file import ObjectFile
 from mlcpipe.compiler.scratch import Allocations
+from mlcpipe.errors import CompileError
+from mlcpipe.passes.lowering import Lowering
+from mlcpipe.progress import SilentProgress
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.targets import Target, Variant, compiled_variants, load_target
 from tests.conftest import QUICK, TinyLlama, write_llama
 
 KEY = "ab" + "0" * 62
 MADE = ObjectFile(b"code" * 99, ("f", "g"), {"f": Allocations((4, ("Mul", "rows", 8)), (("rows",), ()))})
+LIBRARY = LibraryFiles({"libmodel.a": b"archive" * 99, "empty": b"", "model.so": b"code" * 99})
 
 
 def module(added: float, name: str = "add") -> tvm.IRModule:
@@ -65,23 +79,140 @@ def test_the_key_is_that_of_the_same_code_made_again(monkeypatch: pytest.MonkeyP
     assert KERNELS.key(".o") != before
 
 
+LINKER = Linker("cc", "1.0", ("cc", "-a"), "linux")
+DEVICE = DeviceLibrary(LINKER, lambda _: nullcontext(()), "NVRTC 1.0", archiver=LINKER, build="of May")
+WASM = WasmLibrary(Emscripten("emcc", "1.0"))
+TARGETS = ("vulkan", "cuda", "metal", "webgpu")
+
+
+def answering(text: str, name: str = "_metadata") -> tvm.IRModule:
+    return tvm.IRModule({name: with_metadata(tvm.IRModule(), {"text": text})["_metadata"]})
+
+
+def lowering(name: str) -> Lowering:
+    target = load_target(name)
+    variant, layout = compiled_variants(target)[0], load_layout(target.weight_layout)
+    return Lowering(answering("a model"), (), target, variant, load_scheme("q4f16_1"), layout)
+
+
+def _other(value: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, dict):
+        return {**value, "max_num_threads": 64}
+    if isinstance(value, tuple):
+        return (*value, value[0] if value else "more")
+    return not value if isinstance(value, bool) else value + type(value)(1)
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The key by which a writer asks for a library."""
+
+    class Asked:
+        def __init__(self) -> None:
+            self.key = ""
+
+        def get(self, key: str, kind: type[LibraryFiles], make: object) -> LibraryFiles:
+            self.key = key
+            return LibraryFiles(
+                {f"{stem}{suffix}": b"" for stem in ("model", "model-f16") for suffix in (".so", ".wasm")}
+            )
+
+        def trim(self) -> None: ...
+
+    monkeypatch.setattr(webgpu, "runtime_objects", lambda *_: [Path("of this runtime", "a.o")])
+
+    def key(writer: Any, state: Lowering, folder: Path, stem: str = "model") -> str:
+        asked = Asked()
+        monkeypatch.setattr(device_library, "kernel_store", lambda dump: asked)
+        writer.write(state, [state.variant], folder, stem, SilentProgress())
+        return asked.key
+
+    return key
+
+
+@pytest.mark.parametrize(
+    "kind, other",
+    [
+        *((Target, field.name) for field in fields(Target)),
+        *((Variant, field.name) for field in fields(Variant)),
+        *((Lowering, mod) for mod in (answering("another model"), answering("a model", "other"))),
+    ],
+)
+@pytest.mark.parametrize("name", TARGETS)
+def test_each_part_of_a_library_changes_its_key(name: str, kind: type[Any], other: Any) -> None:
+    state = lowering(name)
+    if kind is Lowering:
+        changed = replace(state, mod=other)
+    else:
+        part = kind.__name__.lower()
+        whole = getattr(state, part)
+        changed = replace(state, **{part: replace(whole, **{other: _other(getattr(whole, other))})})
+    assert device_library.key(state, "model", ()) == device_library.key(lowering(name), "model", ())
+    assert device_library.key(changed, "model", ()) != device_library.key(state, "model", ())
+
+
+@pytest.mark.parametrize("kernel", [module(2), module(1, "other")])
+@pytest.mark.parametrize("name", TARGETS)
+def test_each_kernel_changes_the_key_of_a_library(name: str, kernel: tvm.IRModule) -> None:
+    ours, theirs = (device_library.key(replace(lowering(name), mod=mod), "model", ()) for mod in (module(1), kernel))
+    assert ours != theirs
+
+
+@pytest.mark.parametrize(
+    "writer, others",
+    [
+        (
+            DEVICE,
+            [
+                *(
+                    replace(DEVICE, **{tool: replace(LINKER, **{field.name: _other(getattr(LINKER, field.name))})})
+                    for tool in ("linker", "archiver")
+                    for field in fields(Linker)
+                ),
+                replace(DEVICE, compiler="NVRTC 1.1"), replace(DEVICE, build="of June"), replace(DEVICE, archiver=None),
+            ],
+        ),
+        (WASM, [WasmLibrary(Emscripten("emcc", "1.1")), WasmLibrary(Emscripten("em", "1.0")), replace(WASM, quick=True)]),
+    ],
+)  # fmt: skip
+def test_each_tool_changes_the_key(
+    writer: Any, others: list[Any], keys: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = lowering("webgpu" if writer is WASM else "cuda")
+    first = keys(writer, state, tmp_path)
+    assert keys(writer, state, tmp_path) == first != keys(writer, state, tmp_path, "model-f16")
+    found = [keys(other, state, tmp_path) for other in others]
+    monkeypatch.setattr(webgpu, "runtime_objects", lambda *_: [Path("of another runtime", "a.o")])
+    found += [keys(writer, state, tmp_path)] if writer is WASM else []
+    for module_, changed in ((device_library, "_source"), (kernel_store, "_versions")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module_, changed, lambda: b"of another release")
+            found.append(keys(writer, state, tmp_path))
+    assert len({first, *found}) == 1 + len(found)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> KernelStore:
     return KernelStore(tmp_path / "kernels", tmp_path)
 
 
-def never() -> ObjectFile:
+def never() -> Any:
     raise AssertionError("made again")
 
 
-def test_an_entry_is_what_was_made(store: KernelStore) -> None:
-    assert store.get(KEY, lambda: MADE) is MADE
-    found = store.get(KEY, never)
-    assert found == MADE and found.allocations["f"].at(3) == MADE.allocations["f"].at(3)
+@pytest.mark.parametrize("made", [MADE, LIBRARY])
+def test_an_entry_is_what_was_made(made: Any, store: KernelStore) -> None:
+    assert store.get(KEY, type(made), lambda: made) is made
+    assert store.get(KEY, type(made), never) == made
+
+
+def test_an_entry_of_real_code(store: KernelStore) -> None:
     real = new_object_file(KERNELS, f".{object_format()}")
     assert "add" in {name.removeprefix("__tvm_ffi_") for name in real.names}
-    other = KEY[::-1]
-    assert store.get(other, lambda: real) is real and store.get(other, never) == real
+    assert store.get(KEY, ObjectFile, lambda: real) is real
+    found = store.get(KEY, ObjectFile, never)
+    assert found == real and found.allocations["add"].at(3) == real.allocations["add"].at(3)
 
 
 def _cut(data: bytes) -> bytes:
@@ -92,43 +223,47 @@ def _flipped(at: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
+@pytest.mark.parametrize("made", [MADE, LIBRARY])
 @pytest.mark.parametrize("damage", [_cut, lambda data: b"", *(_flipped(at) for at in (0, 8, 39, 40, 44, 60, 200, -2))])
-def test_a_damaged_entry_is_made_again(damage: Callable[[bytes], bytes], store: KernelStore, tmp_path: Path) -> None:
-    store.get(KEY, lambda: MADE)
+def test_a_damaged_entry_is_made_again(
+    damage: Callable[[bytes], bytes], made: Any, store: KernelStore, tmp_path: Path
+) -> None:
+    kind = type(made)
+    store.get(KEY, kind, lambda: made)
     (entry,) = tmp_path.glob("kernels/??/*")
     entry.write_bytes(damage(entry.read_bytes()))
     with pytest.raises(AssertionError, match="made again"):
-        store.get(KEY, never)
-    assert store.get(KEY, lambda: MADE) is MADE and store.get(KEY, never) == MADE
+        store.get(KEY, kind, never)
+    assert store.get(KEY, kind, lambda: made) is made and store.get(KEY, kind, never) == made
 
 
 @pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX's")
 def test_what_others_may_have_written_is_not_taken(store: KernelStore, tmp_path: Path) -> None:
-    store.get(KEY, lambda: MADE)
+    store.get(KEY, ObjectFile, lambda: MADE)
     (entry,) = tmp_path.glob("kernels/??/*")
     tmp_path.chmod(0o755)
     (tmp_path / "kernels").chmod(0o755)
     entry.parent.chmod(0o755)
     entry.chmod(0o666)
     with pytest.raises(AssertionError, match="made again"):
-        store.get(KEY, never)
+        store.get(KEY, ObjectFile, never)
 
 
 def test_a_disk_that_refuses_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "kernels").write_text("a file in the place of the folder")
-    assert KernelStore(tmp_path / "kernels", tmp_path).get(KEY, lambda: MADE) is MADE
+    assert KernelStore(tmp_path / "kernels", tmp_path).get(KEY, ObjectFile, lambda: MADE) is MADE
 
 
 def test_the_least_recently_used_go(store: KernelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [f"{number:02x}" + "0" * 62 for number in range(10)]
     for number, key in enumerate(keys[:9]):
-        store.get(key, lambda: MADE)
+        store.get(key, ObjectFile, lambda: MADE)
         os.utime(tmp_path / "kernels" / key[:2] / key[2:], (number, number))
-    store.get(keys[0], never)  # used now
+    store.get(keys[0], ObjectFile, never)  # used now
     size = next(tmp_path.glob("kernels/??/*")).stat().st_size
     monkeypatch.setattr(kernel_store, "MAX_BYTES", 8 * size)
     monkeypatch.setattr(kernel_store, "_TRIMMED_BYTES", 6 * size)
-    store.get(keys[9], lambda: MADE)
+    store.get(keys[9], ObjectFile, lambda: MADE)
     store.trim()
     assert [number for number in range(10) if (tmp_path / "kernels" / keys[number][:2] / keys[number][2:]).exists()] == [
         0, 5, 6, 7, 8, 9,
@@ -156,3 +291,39 @@ def test_a_second_model_of_these_shapes_compiles_nothing(tmp_path: Path, monkeyp
         made.clear()
     assert counts[0] > counts[2] > counts[1] == 0
     assert kinds == {"matmul", "gated_matmul", "take"}
+
+
+def _no_kernels(*_: object, **__: object) -> None:
+    raise AssertionError("built again")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["vulkan", "cuda-sm86", "metal", "webgpu"])
+def test_a_second_model_of_these_shapes_has_the_same_library(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """It is that of a compile without a store; another quantization has one of its own."""
+    try:
+        find_writer(load_target(name))
+    except CompileError as error:
+        pytest.skip(str(error))
+    if name == "webgpu":
+        request.getfixturevalue("wasm_runtime")
+
+    def library(seed: int, store: KernelStore | None, quantization: str = "q4f16_1") -> bytes:
+        monkeypatch.setattr(device_library, "kernel_store", lambda dump: store)
+        checkpoint = write_llama(tmp_path / f"{seed}", TinyLlama(seed=seed))
+        bundle = mlcpipe.compile(
+            checkpoint, target=name, quantization=quantization, output=tmp_path / "bundle", overwrite=True,
+            quick=name == "webgpu",
+        )  # fmt: skip
+        (path,) = (bundle / "lib").iterdir()
+        return path.read_bytes()
+
+    store = KernelStore(tmp_path / "kernels", tmp_path)
+    first = library(0, store)
+    assert name.startswith("cuda") or library(1, None) == first  # two compiles for CUDA differed once
+    monkeypatch.setattr(webgpu if name == "webgpu" else base, "build_for_device", _no_kernels)
+    assert library(1, store) == first
+    with pytest.raises(AssertionError, match="built again"):
+        library(1, store, "q8f16_1")

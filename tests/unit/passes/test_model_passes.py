@@ -19,8 +19,8 @@ from mlcpipe.passes.fuse_parallel_matmul import fuse_parallel_matmul, joined_nam
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.split_weights import split_weights
-from mlcpipe.quantization.kept import kept_scheme
 from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
 from mlcpipe.weights.table import Weight
@@ -260,7 +260,7 @@ def test_expert_matmul_reads_packed_experts(same_input: bool) -> None:
 def test_experts_in_two_formats_are_two_products() -> None:
     formats = {"Q8_0": 8, "Q4_0": 16}  # rows
     parts = tuple(
-        Weight(f"w.part{i}.weight", (2, rows, 32), "float32", "scheme", (("a",), ("b",)), scheme=kept_scheme(name))
+        Weight(f"w.part{i}.weight", (2, rows, 32), "float32", "scheme", (("a",), ("b",)), scheme=native_scheme(name))
         for i, (name, rows) in enumerate(formats.items())
     )
     table = (Weight("w.weight", (2, 24, 32), "float32", "scheme", (("a", "c"), ("b", "d")), parts=parts),)

@@ -39,6 +39,7 @@ SIZES: Mapping[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
+    "full_attn_idxs": [1],
 }
 HOT = {"matmul", "gated_matmul", "expert_matmul", "rms_norm", "add_rms_norm"}
 CHUNK = 32

@@ -14,7 +14,7 @@ from mlcpipe.errors import ConfigError, MlcpipeError, UsageError
 from mlcpipe.models import build_model
 from mlcpipe.pruning.methods import heads, layers, width
 from mlcpipe.pruning.prune import prune
-from mlcpipe.pruning.work import Kept, Work
+from mlcpipe.pruning.work import PrunedTensor, Work
 from tests.conftest import TinyLlama, write_llama
 
 REFUSED: dict[str, tuple[dict[str, Any], type[MlcpipeError], str]] = {
@@ -73,8 +73,8 @@ def test_checkpoints_that_cannot_be_pruned(case: str, tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_llama(tmp_path / "model")
 
-    def stopped(work: Work) -> Iterator[Kept]:
-        yield Kept("model.norm.weight", "model.norm.weight")
+    def stopped(work: Work) -> Iterator[PrunedTensor]:
+        yield PrunedTensor("model.norm.weight", "model.norm.weight")
         (partial,) = (path for path in tmp_path.iterdir() if "partial" in path.name)
         assert (partial / "model.safetensors").exists()
         raise KeyboardInterrupt

@@ -15,10 +15,10 @@ from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import UsageError
 from mlcpipe.progress import SilentProgress
 from mlcpipe.quality import sensitivity as module
-from mlcpipe.quality.bits import Choice, Group, plan_bits, spend
+from mlcpipe.quality.bits import Choice, Group, choose_bits, spend
 from mlcpipe.quality.matrices import stored_matrices
 from mlcpipe.quality.sensitivity import guess, measure_sensitivity
-from mlcpipe.quantization.plan import load_plan
+from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.targets import load_target
 from tests.conftest import TinyLlama, write_llama
 
@@ -105,11 +105,11 @@ def test_the_budget_is_kept_and_more_bits_lose_less(checkpoint: Checkpoint) -> N
     sensitivity = guess(checkpoint)
     expected, found = [], []
     for bits in (4.0, 4.8, 6.0):
-        plan, loss = plan_bits(checkpoint, TARGET, bits, sensitivity, SILENT)
-        weights = stored_weights(checkpoint, TARGET, plan)
+        recipe, loss = choose_bits(checkpoint, TARGET, bits, sensitivity, SILENT)
+        weights = stored_weights(checkpoint, TARGET, recipe)
         numbers = sum(int(np.prod(weight.shape)) for weight in weights)
         assert bits - 0.5 < 8 * sum(weight.nbytes for weight in weights) / numbers <= bits
-        matrices = stored_matrices(checkpoint, TARGET, plan, "search", SILENT)
+        matrices = stored_matrices(checkpoint, TARGET, recipe, "search", SILENT)
         by_name = {one.name: one.scheme for one in matrices}
         for layer in range(SIZES.layers):  # those of one input stay joined
             assert len({by_name[f"model.layers.{layer}.self_attn.{x}_proj.weight"] for x in "qkv"}) == 1
@@ -119,15 +119,15 @@ def test_the_budget_is_kept_and_more_bits_lose_less(checkpoint: Checkpoint) -> N
 
 
 def test_without_a_text_the_output_matrix_gets_more(checkpoint: Checkpoint) -> None:
-    plan, _ = plan_bits(checkpoint, TARGET, 4.9, guess(checkpoint), SILENT)
-    rule = plan.rule_of("model.embed_tokens.weight")
+    recipe, _ = choose_bits(checkpoint, TARGET, 4.9, guess(checkpoint), SILENT)
+    rule = recipe.rule_of("model.embed_tokens.weight")
     assert rule is not None and rule.scheme.bits >= 6
 
 
 @pytest.mark.parametrize("bits", [1.0, 40.0, float("nan")])
-def test_bits_that_no_plan_has_are_refused(checkpoint: Checkpoint, bits: float) -> None:
+def test_bits_that_no_recipe_has_are_refused(checkpoint: Checkpoint, bits: float) -> None:
     with pytest.raises(UsageError, match=r"--bits-per-weight; expected 3\.\d\d to 8\.\d\d for this model"):
-        plan_bits(checkpoint, TARGET, bits, guess(checkpoint), SILENT)
+        choose_bits(checkpoint, TARGET, bits, guess(checkpoint), SILENT)
 
 
 def test_a_text_without_tokens_is_refused(checkpoint: Checkpoint, text: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_error_of_a_matrix_is_that_of_all_its_rows(checkpoint: Checkpoint) -
     """Kept numbers lose nothing; those of fewer bits lose more."""
     errors = []
     for name in ("q0f32", "q8f16_1", "q4f16_k"):
-        found = stored_matrices(checkpoint, TARGET, load_plan(name), "search", SILENT)
+        found = stored_matrices(checkpoint, TARGET, load_recipe(name), "search", SILENT)
         assert len(found) == 1 + 7 * SIZES.layers
         errors.append(np.mean([one.error for one in found]))
     assert errors[0] == 0 and 0.003 < errors[1] < 0.007 and 0.06 < errors[2] < 0.075

@@ -18,7 +18,7 @@ from mlcpipe.errors import ComputeError, ResourceError, UsageError
 from mlcpipe.host.memory import FreeMemory
 from mlcpipe.progress import SilentProgress
 from mlcpipe.quality import measure as module
-from mlcpipe.quality.measure import OWN_TEXT, Plan, measure, record
+from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure, record
 from mlcpipe.quality.reference import prepare_reference
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -32,13 +32,15 @@ WINDOW = 64
 
 
 @pytest.fixture
-def plan(tiny_bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(tiny_bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QualityOptions:
     """Three windows in prefill, two in decode, and calls for 10 rows of logits."""
     monkeypatch.setattr(module, "WINDOW", WINDOW)
     monkeypatch.setattr(LoadedModel, "max_logit_rows", 10)
     (tmp_path / "text.txt").write_text(TEXT)
     bundle = Path(shutil.copytree(tiny_bundles["q4f16_1"], tmp_path / "bundle"))
-    return Plan(bundle, tiny_bundles["q0f32"], tmp_path / "text.txt", tokens=210, decode_tokens=130, threads=1)
+    return QualityOptions(
+        bundle, tiny_bundles["q0f32"], tmp_path / "text.txt", tokens=210, decode_tokens=130, threads=1
+    )
 
 
 def divergences(logits: np.ndarray, reference: np.ndarray) -> np.ndarray:
@@ -47,7 +49,7 @@ def divergences(logits: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return (p * np.log(p / q)).sum(axis=1)
 
 
-def test_figures_are_those_of_saved_logits(plan: Plan) -> None:
+def test_figures_are_those_of_saved_logits(plan: QualityOptions) -> None:
     report = measure(plan, SILENT)
     own, exact = (Engine(path, threads=1, context_length=WINDOW) for path in (plan.bundle, plan.reference))
     tokens = own.tokenizer.encode(TEXT)
@@ -70,14 +72,14 @@ def test_figures_are_those_of_saved_logits(plan: Plan) -> None:
     assert report.notes == ("192 tokens in windows of 64, the first 32 of each as context; decode: the first 128",)
 
 
-def test_the_reference_is_not_rounded(plan: Plan) -> None:
+def test_the_reference_is_not_rounded(plan: QualityOptions) -> None:
     """Against itself a model differs by the order of sums alone, also where it decodes."""
     found = measure(replace(plan, bundle=plan.reference), SILENT).quality
     assert abs(found.prefill.kld) < 1e-12 and abs(found.decode.kld) < 1e-8
     assert found.prefill.top1 == found.decode.top1 == 1
 
 
-def test_the_result_goes_into_the_manifest(plan: Plan) -> None:
+def test_the_result_goes_into_the_manifest(plan: QualityOptions) -> None:
     quality = measure(plan, SILENT).quality
     accept(plan.bundle)
     assert record(plan.bundle, read_manifest(plan.bundle), quality) is None
@@ -94,14 +96,14 @@ def test_the_result_goes_into_the_manifest(plan: Plan) -> None:
     assert (plan.bundle / "mlcpipe.json").read_bytes() == before
 
 
-def test_a_short_text_is_measured_and_said(plan: Plan) -> None:
+def test_a_short_text_is_measured_and_said(plan: QualityOptions) -> None:
     plan.text.write_text("one two")
     report = measure(plan, SILENT)
     assert report.quality.prefill.tokens == 3 and report.quality.window == 7
     assert report.notes[0] == "the text has 7 tokens, fewer than the 210 of --tokens"
 
 
-def test_a_long_text_is_encoded_as_far_as_it_is_used(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_encoded_as_far_as_it_is_used(plan: QualityOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = measure(plan, SILENT)
     plan.text.write_text(TEXT * 1000)
     encode, lengths = Tokenizer.encode, []
@@ -119,19 +121,19 @@ def test_a_long_text_is_encoded_as_far_as_it_is_used(plan: Plan, monkeypatch: py
         lengths.clear()
 
 
-def test_fewer_tokens_than_a_window_needs(plan: Plan) -> None:
+def test_fewer_tokens_than_a_window_needs(plan: QualityOptions) -> None:
     with pytest.raises(UsageError, match="--tokens; expected at least 3 tokens; found 2"):
         measure(replace(plan, tokens=2), SILENT)
 
 
 @pytest.mark.parametrize("text", ["", "a", "ab"])
-def test_a_text_without_a_position_to_score(plan: Plan, text: str) -> None:
+def test_a_text_without_a_position_to_score(plan: QualityOptions, text: str) -> None:
     plan.text.write_text(text)
     with pytest.raises(UsageError, match=f"the text is too short; expected at least 3 tokens; found {len(text)}"):
         measure(plan, SILENT)
 
 
-def test_texts_that_cannot_be_read(plan: Plan) -> None:
+def test_texts_that_cannot_be_read(plan: QualityOptions) -> None:
     plan.text.write_bytes(b"good \xff bad")
     with pytest.raises(UsageError, match="the text is not UTF-8 .*; found a bad byte at offset 5"):
         measure(plan, SILENT)
@@ -139,7 +141,7 @@ def test_texts_that_cannot_be_read(plan: Plan) -> None:
         measure(replace(plan, text=plan.text.with_name("no.txt")), SILENT)
 
 
-def test_another_vocabulary(plan: Plan, demo_bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_vocabulary(plan: QualityOptions, demo_bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="another vocabulary; expected 304 tokens; found 3072"):
         measure(replace(plan, reference=demo_bundles["q0f32"]), SILENT)
     # As many tokens, and other ones.
@@ -158,7 +160,7 @@ def test_another_vocabulary(plan: Plan, demo_bundles: Bundles, monkeypatch: pyte
         measure(plan, SILENT)
 
 
-def test_memory_is_computed_first(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_computed_first(plan: QualityOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "free_memory", lambda: FreeMemory(1 << 20))
     with pytest.raises(
         ResourceError, match="not enough memory for bundle and reference together; .* in q0f32; found 1.00 MiB"
@@ -167,7 +169,7 @@ def test_memory_is_computed_first(plan: Plan, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_logits_that_are_not_finite(plan: Plan, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+def test_logits_that_are_not_finite(plan: QualityOptions, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     parts = LoadedModel.logit_parts
 
     def damaged(self: LoadedModel, *arguments: object) -> object:

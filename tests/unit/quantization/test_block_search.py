@@ -9,7 +9,7 @@ from mlcpipe.defaults import RTN, SEARCH
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization import load_scheme
 from mlcpipe.quantization.inputs import Inputs
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.packing import pack, unpack
 from tests.unit.quantization.reference import Array, make_weight
 

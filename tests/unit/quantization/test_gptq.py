@@ -9,7 +9,7 @@ from mlcpipe.defaults import GPTQ, SEARCH
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization import gptq, load_scheme
 from mlcpipe.quantization.inputs import Inputs
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme
 from tests.unit.quantization.reference import Array, make_weight

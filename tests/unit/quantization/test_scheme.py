@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,12 @@ def test_schemes_are_found_by_file_name() -> None:
     assert scheme_names() == tuple(sorted([*GROUPED, *PLAIN, "q4f16_k", "q4f16_m"]))
     for name in scheme_names():
         assert load_scheme(name).name == name
+
+
+def test_schemes_with_the_same_numbers_store_alike() -> None:
+    """`scheme_of` of the passes finds a scheme by these."""
+    schemes = [replace(load_scheme(name), name="", blocks="", output="") for name in scheme_names()]
+    assert len(set(schemes)) == len({(one.bits, one.model_dtype, one.group_size) for one in schemes})
 
 
 @pytest.mark.parametrize("name", GROUPED)

@@ -8,7 +8,7 @@ import pytest
 from mlcpipe.defaults import RTN, SEARCH
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization import signed_blocks
-from mlcpipe.quantization.kept import SCHEMES, unpack_codes
+from mlcpipe.quantization.native_formats import SCHEMES, unpack_codes
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme
 from tests.unit.quantization.reference import KINDS, Array, make_weight

@@ -204,10 +204,10 @@ def interrupt_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, cal
     real: Callable[..., Any] = getattr(owner, name)
     calls = 0
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        result = real(*arguments)
+        result = real(*arguments, **options)
         if calls == call:
             raise KeyboardInterrupt
         return result
@@ -218,7 +218,8 @@ def interrupt_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, cal
 @pytest.mark.parametrize(
     ("name", "call"),
     [("_executor._many", 1), ("_executor.many", 1), ("_recorder.run", 1), ("_executor._few", 3),
-     ("_executor.few", 4), ("step", 2), ("_recorder.run", 5), ("prefill", 1), ("rollback", 1)],
+     ("_executor.few", 4), ("step", 2), ("_recorder.run", 5), ("prefill", 1), ("_continue", 1),
+     ("_tree.reserve", 3), ("_pool.advance", 2), ("_pool.slide", 4)],
 )  # fmt: skip
 def test_ctrl_c_anywhere(tiny: Engine, name: str, call: int) -> None:
     expected = expected_tokens(tiny, PROMPT, 10)

@@ -15,9 +15,9 @@ from mlcpipe import Engine
 from mlcpipe.bundle import Manifest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.defaults import SEARCH
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.packing import pack, unpack
-from mlcpipe.quantization.plan import plan_text
+from mlcpipe.quantization.recipe import recipe_text
 from mlcpipe.quantization.scheme import load_scheme, scheme_names
 from tests.conftest import QUICK, exact_target
 
@@ -137,13 +137,13 @@ def test_every_quantization_computes_what_its_weights_say(
 
 
 @pytest.mark.full
-def test_a_plan_computes_what_its_weights_say(tiny_bundles: Bundles, tmp_path: Path) -> None:
+def test_a_recipe_computes_what_its_weights_say(tiny_bundles: Bundles, tmp_path: Path) -> None:
     """Matrices of one input in three schemes, and blocks beside MLC's groups."""
-    plan = tmp_path / "plan.toml"
+    recipe = tmp_path / "recipe.toml"
     tensors = {"*.v_proj.weight": "q8f16_1", "*.k_proj.weight": "Q5_0", "*.o_proj.weight": "q3f16_1",
                "*.1.mlp.up_proj.weight": "q0f16", "model.embed_tokens.weight": "Q8_0"}  # fmt: skip
-    plan.write_text(plan_text("q4f16_1", tensors.items()))
-    engine = with_float_activations(tiny_bundles.checkpoint, str(plan), tmp_path)
+    recipe.write_text(recipe_text("q4f16_1", tensors.items()))
+    engine = with_float_activations(tiny_bundles.checkpoint, str(recipe), tmp_path)
     assert {param.scheme for param in engine.manifest.params if param.scheme} == {*tensors.values(), "q4f16_1"}
     reference = dequantized(tiny_bundles.checkpoint, engine.manifest, tmp_path / "checkpoint")
     expected = transformers_logits(reference, TOKENS, half=True)

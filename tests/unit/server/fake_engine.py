@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 
+from mlcpipe.errors import ComputeError
 from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError, Request, Stream, TokenEvent, Wake
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
@@ -20,8 +21,8 @@ from tests.conftest import DEMO
 
 
 class FakeEngine:
-    """Answers every request with `text`, and `ends` or not, or raises `error`; keeps what it was asked. One that is
-    `full` has no place in its queue.
+    """Answers every request with `text`, and `ends` or not, or `fails` then, or raises `error`; keeps what it was asked.
+    One that is `full` has no place in its queue.
     """
 
     context_length = kv_tokens = 2048
@@ -35,6 +36,7 @@ class FakeEngine:
         ends: bool = True,
         dropped: int | None = None,
         full: bool = False,
+        fails: bool = False,
     ) -> None:
         config = json.loads((DEMO / "config.json").read_text())
         self.tokenizer = Tokenizer.load(Path(DEMO), generation_config={}, config=config)
@@ -42,7 +44,7 @@ class FakeEngine:
         self.together = contextlib.nullcontext()
         self.asked: list[Request] = []
         self.cancelled: list[str] = []
-        self._text, self._error, self._ends, self._full = text, error, ends, full
+        self._text, self._error, self._ends, self._full, self._fails = text, error, ends, full, fails
         self.context_shift, self._dropped = dropped is not None, dropped or 0
 
     def check_queue(self) -> None:
@@ -56,7 +58,9 @@ class FakeEngine:
         stream = Stream(len(self.asked), request, wake)
         for token in self.tokenizer.encode(self._text):
             stream.put(TokenEvent(token))
-        if self._ends:
+        if self._fails:
+            stream.put(TokenEvent(None, "error", error=ComputeError("the model computed NaN")))
+        elif self._ends:
             stream.put(TokenEvent(min(self.tokenizer.eos_token_ids), "stop", dropped=self._dropped))
         if wake is not None:
             wake([stream])

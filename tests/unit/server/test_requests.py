@@ -158,6 +158,14 @@ def test_an_answer_that_a_stop_string_ends_is_no_cancelled_one() -> None:
     assert engine.cancelled[0] == "stop"
 
 
+def test_the_events_of_a_failed_stream_are_numbered_to_the_end() -> None:
+    engine = FakeEngine("Hello there", fails=True)
+    (answer,) = answers(engine, ("/v1/responses", {"input": "a", "stream": True}))
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[-1]["type"] == "response.failed" and len(events) > 2
+    assert [one["sequence_number"] for one in events] == list(range(len(events)))
+
+
 def test_a_server_whose_engine_failed_is_not_well() -> None:
     engine = FakeEngine()
     engine.fault = "the engine failed: no pages"

@@ -11,7 +11,7 @@ from mlcpipe.cli import main
 from mlcpipe.env import env
 from mlcpipe.targets import compiled_variants, load_target
 from mlcpipe.tuned import records as records_module
-from mlcpipe.tuned.here import device_of
+from mlcpipe.tuned.local_records import device_of
 from mlcpipe.tuning.tasks import Task, lower, model_of, tasks_of
 from tests.conftest import TinyLlama, write_llama
 from tests.unit.tuning.records import record

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mlcpipe.nn.definitions import matmul
-from mlcpipe.quantization.kept import kept_scheme, scale_values
 from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.native_formats import native_scheme, scale_values
 from mlcpipe.tuned.kernels import parameters
 from mlcpipe.tuning.inputs import SAMPLING, Inputs, inputs_of
 from tir_schedules import step_layout as step
@@ -81,7 +81,7 @@ def test_sampling_gets_probabilities() -> None:
 
 @pytest.mark.parametrize("name", ["IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "Q4_K", "affine4_g64_bf16"])
 def test_scales_of_block_formats_are_numbers(name: str) -> None:
-    scheme = kept_scheme(name)
+    scheme = native_scheme(name)
     func = matmul(scheme, load_layout("rows16"), 32, 256, "float32")
     arrays = inputs_of(func, 1).values
     names = list(scheme.shapes(32, 256))

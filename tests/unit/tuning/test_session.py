@@ -16,13 +16,13 @@ from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.tuning.journal import Journal
 from mlcpipe.tuning.pool import WorkerError
-from mlcpipe.tuning.run import Plan, State, tune, verify
+from mlcpipe.tuning.run import State, TuneOptions, tune, verify
 from mlcpipe.tuning.tasks import Task
 from tir_schedules.space import Choice, Space
 
 DEFAULT = {"rows": 6, "depth": 1024}
 TRIALS = 19  # of 22 choices, four of which are the best: one of them is tried, whatever is drawn
-PLAN = Plan(trials=TRIALS, budget_s=None, device="Some CPU", target="cpu", variant="avx2")
+PLAN = TuneOptions(trials=TRIALS, budget_s=None, device="Some CPU", target="cpu", variant="avx2")
 
 
 def problem(choice: Choice) -> str:
@@ -68,7 +68,7 @@ def quiet(state: State) -> None:
     """The progress goes nowhere."""
 
 
-def run(folder: Path, device: Device, plan: Plan = PLAN, tasks: tuple[Task, ...] = ()) -> list[State]:
+def run(folder: Path, device: Device, plan: TuneOptions = PLAN, tasks: tuple[Task, ...] = ()) -> list[State]:
     journal = Journal(folder, plan.target, plan.variant, plan.device)
     return list(tune(tasks or (task(),), plan, journal, device, quiet))
 
@@ -98,7 +98,7 @@ def test_a_candidate_that_fails_costs_only_itself(tmp_path: Path) -> None:
 
 def test_a_space_that_ends_ends_the_search(tmp_path: Path) -> None:
     device = Device(gain=0.5)
-    (state,) = run(tmp_path, device, Plan(100, None, "Some CPU", "cpu", "avx2"))
+    (state,) = run(tmp_path, device, TuneOptions(100, None, "Some CPU", "cpu", "avx2"))
     assert state.trials == 5 * 5 - 1 - 2  # less the default and what cannot be compiled
 
 
@@ -120,7 +120,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert not [choice for choice in second.measured[:-1] if choice in first.measured]
     (again,) = run(tmp_path, third)
     assert third.opened == 0 and again.record == state.record  # all of it was in the journal
-    other = Plan(trials=TRIALS, budget_s=None, device="Another CPU", target="cpu", variant="avx2")
+    other = TuneOptions(trials=TRIALS, budget_s=None, device="Another CPU", target="cpu", variant="avx2")
     assert run(tmp_path, Device(), other)[0].trials == TRIALS
 
 
@@ -137,7 +137,7 @@ def test_the_budget_ends_the_search_and_what_was_found_is_decided(
 
     monkeypatch.setattr("mlcpipe.tuning.run.time", SimpleNamespace(monotonic=lambda: now))
     tasks = tuple(task(bucket) for bucket in ("a", "b", "c", "d"))
-    states = run(tmp_path, Slow(), Plan(20, 1.0, "Some CPU", "cpu", "avx2"), tasks)
+    states = run(tmp_path, Slow(), TuneOptions(20, 1.0, "Some CPU", "cpu", "avx2"), tasks)
     assert [state.task.space.bucket for state in states] == ["a", "b", "c", "d"]
     assert 0 < states[0].trials < 20 and states[0].final is not None
     assert sum(state.trials for state in states) <= 20

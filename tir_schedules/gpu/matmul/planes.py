@@ -1,6 +1,6 @@
 """Block formats and integers as checkpoints have them: codes in bit planes, tables of levels, scales of scales.
 
-`mlcpipe/quantization/kept.py` says how they are stored. Eight columns, a step, have their codes in one word of each
+`quantization/native_formats.py` says how they are stored. Eight columns, a step, have their codes in one word of each
 plane, or in two words of 8 bits.
 """
 

@@ -15,7 +15,7 @@ export interface ChatsState {
   currentId: string | null;
   /** The answer that is being written here. */
   running: { chatId: string; messageId: string; stopping: boolean } | null;
-  /** What a screen reader says now. */
+  /** The current text for screen readers. */
   announcement: string;
 }
 
@@ -94,7 +94,7 @@ export class ChatsController {
     if (clean) await this.change(id, (chat) => ({ ...chat, title: clean, named: true }));
   }
 
-  /** The system prompt of the conversation that is open, and of those to come. */
+  /** The system prompt of the open conversation, and of new ones. */
   async setSystem(system: string): Promise<void> {
     this.settings.patch({ system });
     const chat = this.current();
@@ -146,7 +146,7 @@ export class ChatsController {
       this.announce(answer.error!);
     }
     try {
-      // Kept before it counts as ended: one that is neither running nor kept would look cut off.
+      // Stored before it counts as ended: an answer neither running nor stored would look cut off.
       await this.save(chatId, answer);
     } finally {
       this.state.patch({ running: null });
@@ -192,7 +192,7 @@ export class ChatsController {
 
   private async reload(): Promise<void> {
     const list = await this.db.all();
-    // What the engine wrote since the last save is only here.
+    // Text since the last save is only here.
     const { running } = this.state.get();
     const live = running && this.find(running.chatId)?.messages.find((m) => m.id === running.messageId);
     const merged = list.map((chat) => (live && chat.id === running.chatId ? keepLonger(chat, live) : chat));

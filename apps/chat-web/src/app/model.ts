@@ -113,7 +113,7 @@ export class ModelController implements ModelSource {
     }
   }
 
-  /** Take another context length; the engine gets it when it is loaded anew. */
+  /** Set another context length, which the engine gets when it is loaded again. */
   async setContext(tokens: number | null): Promise<void> {
     this.settings.patch({ contextTokens: tokens });
     const { phase } = this.state.get();
@@ -213,7 +213,7 @@ export class ModelController implements ModelSource {
 
   private async loadHere(): Promise<void> {
     const { manifest, contextTokens } = this.state.get();
-    this.dropEngine("The model is loaded anew.");
+    this.dropEngine("The model is loaded again.");
     this.phase({ name: "loading", share: 0 });
     const engine: Engine = (this.engine = this.provider.create({ onLost: (reason) => this.lost(engine, reason) }));
     try {
@@ -250,7 +250,7 @@ export class ModelController implements ModelSource {
   private waitForEngine(lock: string, hold: (granted: Lock | null) => Promise<void>): void {
     this.phase({ name: "elsewhere" });
     const stop = (this.stopWaiting = new AbortController());
-    // The other tab closed: go on here.
+    // The other tab closed: continue here.
     navigator.locks.request(lock, { signal: stop.signal }, hold).catch((error: unknown) => {
       if (!stop.signal.aborted) this.engineStolen(error);
     });
@@ -297,7 +297,7 @@ export class ModelController implements ModelSource {
   }
 }
 
-/** The first choice whose features the GPU has, and the size of subgroups where it needs one. */
+/** The first choice whose features the GPU has, and its subgroup size if it needs one. */
 export function choose(choices: Choice[], adapter: Adapter): Choice | null {
   const runs = ({ features, subgroupSize }: Choice): boolean =>
     features.every((feature) => adapter.features.includes(feature)) &&

@@ -1,4 +1,4 @@
-/** The model of a server: whether it answers, what it does now, and its key. */
+/** The model of a server: its state, its load, and its key. */
 
 import { ask, HttpEngine, ServerError } from "../engine/http";
 import { EMPTY, words, type ModelSource, type ModelState } from "./model";

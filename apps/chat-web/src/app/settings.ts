@@ -1,4 +1,4 @@
-/** What a user sets, kept in this browser. */
+/** The user's settings, kept in this browser. */
 
 import { DEFAULT_SAMPLING } from "../chat/conversation";
 import type { Sampling } from "../engine/engine";
@@ -41,7 +41,7 @@ export function openSettings(key: string, storage: Storage): Store<Settings> {
   return store;
 }
 
-/** What is stored, each value checked: an older page or a hand may have written it. */
+/** The stored settings, each value checked: an older page or a person may have written them. */
 export function read(text: string | null): Settings {
   let stored: Record<string, unknown> = {};
   try {

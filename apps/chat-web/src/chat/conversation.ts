@@ -1,4 +1,4 @@
-/** Conversations as data, and what a user does with them: pure functions. */
+/** Conversations as data, and the user's changes as pure functions. */
 
 import type { ChatMessage, Finished, Sampling } from "../engine/engine";
 
@@ -49,20 +49,20 @@ export function message(id: string, role: Message["role"], content: string): Mes
   return { id, role, content, stats: null, error: null };
 }
 
-/** Add a question and the answer that is to come. */
+/** Add a question and an empty answer. */
 export function ask(chat: Conversation, question: Message, answer: Message, now: number): Conversation {
   const title = chat.named || chat.messages.length > 0 ? chat.title : titleOf(question.content);
   return { ...chat, title, updated: now, messages: [...chat.messages, question, answer] };
 }
 
-/** Change a question: what came after it belongs to the old one and goes. Unknown ids change nothing. */
+/** Change a question, and drop all messages after it. Unknown ids change nothing. */
 export function edit(chat: Conversation, id: string, question: Message, answer: Message, now: number): Conversation {
   const at = chat.messages.findIndex((m) => m.id === id && m.role === "user");
   if (at < 0) return chat;
   return ask({ ...chat, messages: chat.messages.slice(0, at) }, question, answer, now);
 }
 
-/** Replace an answer, and what came after it, by one that is to come. Unknown ids change nothing. */
+/** Replace an answer, and all messages after it, by a new one. Unknown ids change nothing. */
 export function regenerate(chat: Conversation, id: string, answer: Message, now: number): Conversation {
   const at = chat.messages.findIndex((m) => m.id === id && m.role === "assistant");
   if (at < 0) return chat;
@@ -74,7 +74,7 @@ export function replaceMessage(chat: Conversation, changed: Message, now: number
 }
 
 /**
- * What the engine gets to continue a conversation: all before its last message, which is the answer to come.
+ * The engine's input to continue a conversation: all before its last message, which is the empty answer.
  *
  * A question that got no answer is left out with it: one that was too long would stay too long for ever.
  */

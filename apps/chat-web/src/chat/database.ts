@@ -31,7 +31,7 @@ export class ChatDatabase {
     await this.run("readwrite", (store) => store.put(chat));
   }
 
-  /** Change what is stored -> the new state; null if the conversation was deleted meanwhile, which is left so. */
+  /** Change a stored conversation -> the new state; null if it was deleted meanwhile, and stays so. */
   update(id: string, change: (chat: Conversation) => Conversation): Promise<Conversation | null> {
     return new Promise((resolve, reject) => {
       const transaction = this.db.transaction(STORE, "readwrite");

@@ -1,7 +1,7 @@
 /**
  * Markdown of a model as HTML that can do no harm.
  *
- * What a model writes is hostile: it may repeat a web page that somebody prepared. So nothing that loads (images,
+ * A model's text is hostile: it may repeat a prepared web page. So nothing that loads (images,
  * frames, styles), nothing that runs, nothing that looks like a part of the page (forms, ids), and links only to
  * where a click is a decision.
  */

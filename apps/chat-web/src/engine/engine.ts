@@ -1,4 +1,4 @@
-/** What the page needs of something that runs a model: WebLLM in a worker (`webllm.ts`), or a server (`http.ts`). */
+/** The page's interface to an engine: WebLLM in a worker (`webllm.ts`), or a server (`http.ts`). */
 
 import type { Adapter } from "../model/fit";
 
@@ -39,9 +39,9 @@ export interface EngineEvents {
 }
 
 export interface Answering {
-  /** Answer; `onText` gets what is new. One at a time. */
+  /** Answer; `onText` gets new text. One at a time. */
   chat(messages: ChatMessage[], sampling: Sampling, onText: (text: string) => void): Promise<Finished>;
-  /** End the running answer soon; `chat` then resolves with what there is. */
+  /** End the running answer soon; `chat` then resolves with the text so far. */
   stop(): void;
 }
 
@@ -53,7 +53,7 @@ export interface Engine extends Answering {
 }
 
 export interface EngineProvider {
-  /** The GPU the engine would use; null where the browser has none to offer. */
+  /** The GPU the engine would use; null if the browser offers none. */
   probe(): Promise<Adapter | null>;
   create(events: EngineEvents): Engine;
 }

@@ -1,4 +1,4 @@
-/** The engine: `@mlc-ai/web-llm` in a worker of its own. */
+/** The engine: `@mlc-ai/web-llm` in its own worker. */
 
 import type { Adapter } from "../model/fit";
 import { ContextFull, type Engine, type EngineEvents, type EngineProvider, type Finished, type LoadRequest } from "./engine";

@@ -54,7 +54,7 @@ async function load(request: LoadRequest): Promise<void> {
   }
 }
 
-/** What WebLLM keeps to itself: the tokenizer of the loaded model, and the tokens that end an answer. */
+/** WebLLM's private parts: the tokenizer of the loaded model, and the tokens that end an answer. */
 interface Loaded {
   loadedModelIdToPipeline: Map<string, { tokenizer: Encoder; conversation: { config: { stop_token_ids?: number[] } } }>;
 }

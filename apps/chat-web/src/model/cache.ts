@@ -1,5 +1,5 @@
 /**
- * Where the files of a model lie in the browser.
+ * The files of a model in the browser.
  *
  * WebLLM keeps what it fetches in three caches under the file's URL (`createArtifactCache` of tvmjs). Files that our
  * downloader has verified are put there under URLs of their own, with the bundle's revision in them, so that the
@@ -58,7 +58,7 @@ export class ModelCache {
     await cache.put(this.key(file), new Response(content, { headers }));
   }
 
-  /** Take over files of an earlier revision whose content is the same; what is left is removed by `prune`. */
+  /** Take over files of an earlier revision with equal content; `prune` removes the rest. */
   async adopt(file: BundleFile): Promise<boolean> {
     const cache = await this.storage.open(cacheOf(file));
     for (const request of await cache.keys()) {
@@ -71,7 +71,7 @@ export class ModelCache {
     return false;
   }
 
-  /** Remove what belongs to other revisions of this model. */
+  /** Remove files of other revisions of this model. */
   async prune(): Promise<void> {
     const digests = new Set(this.manifest.files.map((file) => file.sha256));
     await this.removeWhere(ENGINE_CACHES, (url) => url.startsWith(this.root) && !url.startsWith(this.keyBase));

@@ -23,7 +23,7 @@ export class DownloadFailure extends Error {
 }
 
 export interface DownloadProgress {
-  /** Bytes, of those that were there before too. */
+  /** Bytes, including those stored before. */
   done: number;
   total: number;
   /** Set while a broken connection is tried again. */
@@ -88,7 +88,7 @@ class Download {
         first ??= { error };
         this.abort.abort();
       });
-    // All of them: what still runs after a failure would report progress of a download that has ended.
+    // All of them: one that still runs after a failure would report progress of a download that has ended.
     await Promise.all(Array.from({ length: PARALLEL }, guarded));
     if (first !== null) throw asFailure((first as { error: unknown }).error, this.options.signal);
     await this.model.prune();
@@ -99,7 +99,7 @@ class Download {
       this.done.set(file.path, file.bytes);
       return this.report();
     }
-    // A second time, since a line or a proxy may have damaged the first; then it is the server's copy that is wrong.
+    // Twice, as a line or a proxy may have damaged the first; after that the server's copy is wrong.
     for (let last = false; ; last = true) {
       await this.fetchWhole(file);
       const digest = await this.assemble(file);
@@ -115,7 +115,7 @@ class Download {
     }
   }
 
-  /** Until all bytes of the file are in pieces. */
+  /** Fetch until all bytes of the file are in pieces. */
   private async fetchWhole(file: BundleFile): Promise<void> {
     const { tries = TRIES, waitMs = WAIT_MS } = this.options;
     for (let failures = 0; ; ) {
@@ -184,9 +184,9 @@ class Download {
     return response;
   }
 
-  /** Store the body piece by piece; after a break, what had arrived. */
+  /** Store the body piece by piece; after a break, the part that arrived. */
   private async store(file: BundleFile, offset: number, response: Response, alive: () => void): Promise<void> {
-    // A server without ranges begins anew: what is there already is passed over.
+    // A server without ranges starts over: skip the bytes that are stored already.
     let skip = response.status === 206 ? 0 : offset;
     let parts: Uint8Array<ArrayBuffer>[] = [];
     let held = 0;

@@ -3,13 +3,13 @@
 import { bytes } from "./format";
 import type { Manifest } from "./manifest";
 
-/** What the browser tells about the GPU. */
+/** The browser's facts about the GPU. */
 export interface Adapter {
   name: string;
   /** A software adapter: works, slowly. */
   fallback: boolean;
   features: string[];
-  /** Invocations that each of its subgroups has; null where they differ, or the browser does not tell. */
+  /** Invocations of each of its subgroups; null if they differ, or the browser does not tell. */
   subgroupSize: number | null;
   maxBufferSize: number;
   maxStorageBufferBindingSize: number;
@@ -32,11 +32,11 @@ export interface Refusal {
   overridable: boolean;
 }
 
-// What WebLLM 0.2.86 asks of an adapter (`detectGPUDevice` of tvmjs): it takes 1 GiB buffers where there are some,
-// the second figure where there are not, and fails below that.
+// WebLLM 0.2.86 requires of an adapter (`detectGPUDevice` of tvmjs): it takes 1 GiB buffers if available, else the
+// second figure, and fails below that.
 const MIB = 1 << 20;
 const ENGINE = { buffer: [1024 * MIB, 256 * MIB], binding: [1024 * MIB, 128 * MIB], workgroup: 32 << 10, buffers: 10 };
-/** Of the device's memory, what a browser may take before the system gets into trouble. */
+/** The share of the device's memory that a browser may take before the system gets into trouble. */
 const SHARE = 0.6;
 
 /** Bytes on the GPU with a context of so many tokens. */
@@ -55,7 +55,7 @@ export function suggestContext(manifest: Manifest, deviceMemory: number | null):
 }
 
 /**
- * @param deviceMemory bytes of RAM that the browser admits to (`navigator.deviceMemory`), null where it does not
+ * @param deviceMemory bytes of RAM that the browser reports (`navigator.deviceMemory`), null if it does not
  */
 export function checkFit(
   manifest: Manifest,
@@ -90,7 +90,7 @@ export function checkFit(
       title: "The model probably does not fit",
       text:
         `It needs about ${bytes(estimate.total)} of GPU memory. This device reports ${bytes(deviceMemory)} of memory in ` +
-        `all, of which a page can count on ${bytes(deviceMemory * SHARE)}. A smaller model, or one with fewer bits a weight, needs less.`,
+        `all, of which a page can count on ${bytes(deviceMemory * SHARE)}. A smaller model, or one with fewer bits per weight, needs less.`,
       overridable: true,
     };
   }

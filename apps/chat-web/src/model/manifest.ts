@@ -1,4 +1,4 @@
-/** `mlcpipe.json` and `site.json`: what the page reads before it downloads anything. Both are checked, not trusted. */
+/** `mlcpipe.json` and `site.json`, which the page reads before any download. Both are checked, not trusted. */
 
 export interface BundleFile {
   path: string;
@@ -32,7 +32,7 @@ export interface Choice {
   library: string;
   /** WebGPU features that its kernels use. */
   features: string[];
-  /** Invocations that every subgroup must have, a power of two; null where none is needed. */
+  /** Invocations that every subgroup must have, a power of two; null if any will do. */
   subgroupSize: number | null;
 }
 
@@ -75,7 +75,7 @@ function subgroupSize(value: unknown): number | null {
   return value as number;
 }
 
-/** What the manifest says of one of the bundle's libraries, and of what it needs. */
+/** One of the bundle's libraries in the manifest, and its requirements. */
 export function parseManifest(value: unknown, library: string): Manifest {
   const manifest = object(value, "mlcpipe.json");
   if (manifest.format_version !== 4) {

@@ -7,7 +7,7 @@ export class Rate {
 
   add(at: number, done: number): void {
     const last = this.samples.at(-1);
-    // Backwards: a refused file starts anew; what was measured stands for nothing then.
+    // Backwards: a refused file starts over, so earlier measurements are void.
     if (last && done < last.done) this.samples = [];
     this.samples.push({ at, done });
     while (this.samples.length > 2 && this.samples[1]!.at <= at - WINDOW_MS) this.samples.shift();

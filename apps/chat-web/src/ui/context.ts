@@ -1,4 +1,4 @@
-/** What every component may use. */
+/** The context of all components. */
 
 import { createContext } from "preact";
 import { useContext } from "preact/hooks";
@@ -23,7 +23,7 @@ export function useApp(): App {
   return useContext(AppContext)!;
 }
 
-/** The model in this browser, for what is only shown with one. */
+/** The model in this browser, for parts that are only shown with one. */
 export function useBrowserModel(): ModelController {
   return useApp().browser!;
 }

@@ -8,7 +8,7 @@ import { ServerCard } from "./server_card";
 
 const NEAR_END = 80;
 
-/** The messages of the open conversation, and where the next one is written. */
+/** The messages of the open conversation, and the input for the next one. */
 export function ConversationView() {
   const { chats, model, server } = useApp();
   const { running } = useStore(chats.state);

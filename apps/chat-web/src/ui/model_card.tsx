@@ -5,7 +5,7 @@ import { bytes, duration } from "../model/format";
 import { useBrowserModel } from "./context";
 import { Icon } from "./icons";
 
-/** Where the model is on its way to the GPU, and what the user can do about it. */
+/** The model's progress to the GPU, and the user's actions. */
 export function ModelCard() {
   const model = useBrowserModel();
   const state = useStore(model.state);

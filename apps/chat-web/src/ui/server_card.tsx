@@ -6,7 +6,7 @@ import { Icon } from "./icons";
 import { CopyButton } from "./message";
 import { Problem, Waiting } from "./model_card";
 
-/** Whether the server answers, how to ask it from elsewhere, and what it does now. */
+/** The server's state, its address for other programs, and its load. */
 export function ServerCard({ server }: { server: ServerModel }) {
   const { phase, title } = useStore(server.state);
   if (phase.name === "starting" || phase.name === "loading") return <Waiting title="The model is loading" />;

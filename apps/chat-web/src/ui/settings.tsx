@@ -8,7 +8,7 @@ import { Icon } from "./icons";
 import { Facts } from "./model_card";
 import { ServerFacts } from "./server_card";
 
-/** System prompt, sampling, and what is known about the model and this device. */
+/** System prompt, sampling, and facts about the model and this device. */
 export function SettingsDialog({ open, onClose }: { open: boolean; onClose(): void }) {
   const { server } = useApp();
   const dialog = useRef<HTMLDialogElement>(null);
@@ -167,7 +167,7 @@ function ContextChoice({ longest, tokens }: { longest: number; tokens: number })
       <select id="context" value={tokens} onChange={(e) => void model.setContext(Number(e.currentTarget.value))}>
         {steps.sort((a, b) => b - a).map((n) => <option key={n} value={n}>{n.toLocaleString("en")} tokens</option>)}
       </select>
-      <p class="hint">How far the model looks back. Less needs less GPU memory; a change loads the model anew.</p>
+      <p class="hint">How far the model looks back. Less needs less GPU memory; a change loads the model again.</p>
     </div>
   );
 }

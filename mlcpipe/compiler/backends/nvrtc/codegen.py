@@ -32,7 +32,7 @@ def register(compiler: Compiler) -> None:
 
 def callbacks(compiler: Compiler) -> dict[str, Callable[..., str | bytes]]:
     """The functions that `register` puts into TVM's global registry."""
-    with_runtime = tvm.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None
+    with_runtime = has_runtime()
 
     def compiled(generated: str) -> bytes:
         return compiler(kernels_of(generated))
@@ -41,6 +41,11 @@ def callbacks(compiler: Compiler) -> dict[str, Callable[..., str | bytes]]:
         return generated if with_runtime else compiled(generated)
 
     return {"tvm_callback_cuda_compile": compiled, "tvm_callback_cuda_postproc": replaced}
+
+
+def has_runtime() -> bool:
+    """Whether TVM has a CUDA runtime in this process."""
+    return tvm.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None
 
 
 def fat_binary(nvrtc: Nvrtc, architectures: Sequence[str]) -> Compiler:
@@ -73,5 +78,5 @@ def mark_compiled(files: Sequence[Path]) -> None:
                 data[stored + 8 : stored + len(_KIND)] = _LOADED
                 marked += 1
         path.write_bytes(data)
-    if marked != 1 and tvm.get_global_func("ffi.Module.create.cuda", allow_missing=True) is None:
+    if marked != 1 and not has_runtime():
         raise CompileError("TVM stores CUDA modules in an unexpected format", expected="one module", found=marked)

@@ -47,6 +47,12 @@ class Nvrtc:
         """The name in the manifest."""
         return "NVRTC"
 
+    @property
+    def build(self) -> str:
+        """Tells builds of a version apart: size and time of each library, and of a header."""
+        paths = [Path(library._name) for library in (self.library, self.fatbin)] + [self.include / "cuda_fp16.h"]
+        return str([(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in paths)])
+
     def compile(self, source: str, architecture: str) -> MachineCode:
         """Compile kernels for an architecture such as sm_80. Raises CompileError with the compiler's first error."""
         options = [f"--gpu-architecture={architecture}", f"-I{self.include}", "--std=c++17", "--ptxas-options=-v"]

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 from tvm import tirx
 
-from mlcpipe.quantization import kept
+from mlcpipe.quantization import native_formats
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme, load_scheme
 from mlcpipe.targets import host_instruction_sets
@@ -98,12 +98,12 @@ def requantized(rows: dict[str, Array], k: int, chunk: int, zero: int) -> Array:
 
 def requantized_blocks(scheme: Scheme, rows: dict[str, Array], k: int, chunk: int) -> Array:
     """As `requantized`, of a block format in row order: its step is the largest that its codes can mean / 127."""
-    codes = kept.unpack_codes(rows["q_weight"], scheme.bits).astype(np.int64)
+    codes = native_formats.unpack_codes(rows["q_weight"], scheme.bits).astype(np.int64)
     if scheme.table:
         codes = np.array(scheme.table)[codes] + scheme.zero_point
     highest = np.float32(max(scheme.table) + scheme.zero_point if scheme.table else (1 << scheme.bits) - 1)
     n, each = len(codes), 2 if scheme.minima else 1
-    numbers = kept.scale_values(scheme, rows["q_scale"]).reshape(n, -1, 1, each)
+    numbers = native_formats.scale_values(scheme, rows["q_scale"]).reshape(n, -1, 1, each)
     if scheme.super_size:
         numbers = numbers * rows["q_sub"].astype(np.float32).reshape(n, numbers.shape[1], -1, each)
     if scheme.zeros:

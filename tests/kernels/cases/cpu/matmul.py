@@ -13,7 +13,7 @@ from tvm import tirx
 
 from mlcpipe.defaults import SEARCH
 from mlcpipe.nn import definitions
-from mlcpipe.quantization import kept
+from mlcpipe.quantization import native_formats
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
@@ -26,7 +26,7 @@ SHAPES = ((1, 8), (15, 33), (16, 40), (17, 64), (97, 100), (100, 96), (33, 600))
 # The codes, tables and scales of the rest occur among these, if not together.
 KEPT = tuple(
     name
-    for name in kept.SCHEMES
+    for name in native_formats.SCHEMES
     if name not in ("TQ2_0", "Q2_0", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_S", "BNB_FP4")
 )
 # Zero points, minima, and zero points of the middle; 3, 4 and 8 bits; groups, rows; every dtype of scales.
@@ -42,7 +42,7 @@ SCHEMES = {
     "q8f32_1": ((97, 100), (16, 600)),
     "q8f32_0": ((97, 100), (16, 600)),
     "q0f32": ((97, 100), (1, 33)),
-    **{name: ((97, 256), (16, 768))[bool(kept.SCHEMES[name].table) :] for name in KEPT},
+    **{name: ((97, 256), (16, 768))[bool(native_formats.SCHEMES[name].table) :] for name in KEPT},
     **dict.fromkeys(INTEGERS, ((97, 256),)),
 }
 GATED = (("q4f16_1", 40, 100, "silu"), ("q4f16_1", 30, 64, "gelu_tanh"), ("q0f16", 64, 33, "silu"))
@@ -157,13 +157,13 @@ class Dequantize:
 
 def scheme_named(name: str) -> Scheme:
     """A scheme, or that of a block format or of integers."""
-    return load_scheme(name) if name in scheme_names() else kept.kept_scheme(name)
+    return load_scheme(name) if name in scheme_names() else native_formats.native_scheme(name)
 
 
 def unit_of(scheme: str) -> int:
     """What rows of a block format are a multiple of; 8 for the others."""
     found = scheme_named(scheme)
-    return max(found.super_size or found.group_size, kept.RUN) if found.kept else 8
+    return max(found.super_size or found.group_size, native_formats.RUN) if found.kept else 8
 
 
 def whole(scheme: str, k: int) -> int:
@@ -182,7 +182,7 @@ def random_parts(scheme: Scheme, shape: tuple[int, ...], rng: np.random.Generato
         subs = rng.integers(-128, 128, (rows, shapes[name][0][-1])).astype(np.int8)
     if scheme.zeros and subs is not None:
         subs &= np.uint8((1 << scheme.bits) - 1).view(np.int8)
-    arrays = kept.pack_parts(scheme, codes, scales, subs)
+    arrays = native_formats.pack_parts(scheme, codes, scales, subs)
     return {name: array.reshape(*shape[:-1], -1) for name, array in arrays.items()}
 
 
@@ -224,11 +224,12 @@ def _zero_points(scheme: Scheme, rows: dict[str, Array], k: int) -> Array | floa
     if scheme.kept:
         flat = {name: _unsigned(scheme, name, a).reshape(-1, a.shape[-1]) for name, a in rows.items()}
         if scheme.zeros:
-            zeros = kept.unpack(scheme, {**flat, "q_weight": np.zeros_like(flat["q_weight"])}, k).astype(np.float64)
-            codes = kept.unpack(replace(scheme, zeros=False), flat, k).astype(np.float64)
+            no_codes = {**flat, "q_weight": np.zeros_like(flat["q_weight"])}
+            zeros = native_formats.unpack(scheme, no_codes, k).astype(np.float64)
+            codes = native_formats.unpack(replace(scheme, zeros=False), flat, k).astype(np.float64)
             return (codes - zeros).reshape(*rows["q_weight"].shape[:-1], k)
         table = tuple(level + 2 * scheme.zero_point for level in scheme.table)
-        opposite = kept.unpack(replace(scheme, zero=-scheme.zero_point, table=table), flat, k)
+        opposite = native_formats.unpack(replace(scheme, zero=-scheme.zero_point, table=table), flat, k)
         return opposite.astype(np.float64).reshape(*rows["q_weight"].shape[:-1], k)
     scales = np.repeat(np.abs(rows["q_scale"]).astype(np.float64), scheme.group(k), axis=-1)
     return scales[..., :k] * scheme.zero_point

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from mlcpipe.nn import definitions
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.native_formats import SCHEMES
 from tests.kernels.cases.cpu.matmul import INTEGERS as FORMS
 from tests.kernels.cases.cpu.matmul import scheme_named
 from tests.kernels.cases.gpu.case import LAYOUT, Array, Call, Knobs, assert_near, by_rules, packed_weight

@@ -79,7 +79,7 @@ SCHEMES: Mapping[str, Scheme] = {
 _FORMS = re.compile(r"(?:(int|uint|affine)([234568])|(fp)(4))_(row|g[1-9]\d{0,4})_(f16|bf16|f32)")
 
 
-def kept_scheme(name: str) -> Scheme:
+def native_scheme(name: str) -> Scheme:
     """The scheme of a block format, or of a form, as `int4_g128_f16`, `affine4_g64_bf16`, `uint8_row_f32`.
 
     The value of a code c of b bits is (c - 2**(b - 1)) * scale for `int`, (c - zero point) * scale with a zero point
@@ -101,7 +101,7 @@ def kept_scheme(name: str) -> Scheme:
 
 
 def family_of(name: str) -> str:
-    """What kernels list of a weight format: its own name, or the kind of a form, as `uint`."""
+    """The name by which kernels list a weight format: its own, or the kind of integers, such as `uint`."""
     match = _FORMS.fullmatch(name)
     return (match[1] or match[3]) if match else name
 

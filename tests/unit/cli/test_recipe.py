@@ -1,4 +1,4 @@
-"""`mlcpipe inspect` of a checkpoint, and the plan that it writes: shown, compiled, and refused with one line."""
+"""`mlcpipe inspect` of a checkpoint, and the recipe that it writes: shown, compiled, and refused with one line."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ EMBEDDING = "model.embed_tokens.weight"
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = TinyLlama(hidden_size=256, intermediate_size=512, heads=4, head_dim=64, layers=1)
-    return write_llama(tmp_path_factory.mktemp("plan") / "checkpoint", sizes)
+    return write_llama(tmp_path_factory.mktemp("recipe") / "checkpoint", sizes)
 
 
 @pytest.mark.full
-def test_a_plan_is_written_edited_and_compiled(mlcpipe_run: Run, checkpoint: Path, tmp_path: Path) -> None:
-    plan = tmp_path / "plan.toml"
-    shown = mlcpipe_run("inspect", checkpoint, "--quantization", "q4f16_m", "-o", plan, env={"COLUMNS": "200"})
+def test_a_recipe_is_written_edited_and_compiled(mlcpipe_run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    shown = mlcpipe_run("inspect", checkpoint, "--quantization", "q4f16_m", "-o", recipe, env={"COLUMNS": "200"})
     assert shown.returncode == 0, shown.stderr
     row = next(line.split() for line in shown.stdout.splitlines() if line.startswith(EMBEDDING))
     assert row[:5] == [EMBEDDING, "304", "x", "256", "Q6_K"] and "6.56" in row and float(row[-1]) < 0.03
-    assert "8 matrices" in shown.stdout and f"--quantization {plan}" in shown.stdout
-    text = plan.read_text()
+    assert "8 matrices" in shown.stdout and f"--quantization {recipe}" in shown.stdout
+    text = recipe.read_text()
     assert f'"{EMBEDDING}" = "Q6_K"' in text and text.count("Q4_K") == 7
-    plan.write_text(text.replace('v_proj.weight" = "Q4_K"', 'v_proj.weight" = "q8f16_1"'))
-    made = mlcpipe_run("compile", checkpoint, "--quantization", plan, "--target", "cpu-native", "-o", tmp_path / "b")
+    recipe.write_text(text.replace('v_proj.weight" = "Q4_K"', 'v_proj.weight" = "q8f16_1"'))
+    made = mlcpipe_run("compile", checkpoint, "--quantization", recipe, "--target", "cpu-native", "-o", tmp_path / "b")
     assert made.returncode == 0, made.stderr
     manifest = read_manifest(tmp_path / "b")
     schemes = {param.name.rpartition(".")[0].rpartition(".")[2]: param.scheme for param in manifest.params}
     assert manifest.quantization.startswith("mixed-")
     assert schemes["v_proj"] == "q8f16_1" and schemes["qk_proj"] == "Q4_K" and schemes["embed_tokens"] == "Q6_K"
     assert "Q4_K 12" in mlcpipe_run("inspect", tmp_path / "b").stdout
-    again = mlcpipe_run("inspect", checkpoint, "-o", plan)
-    assert again.returncode == 2 and "the plan exists already" in again.stderr
+    again = mlcpipe_run("inspect", checkpoint, "-o", recipe)
+    assert again.returncode == 2 and "the recipe exists already" in again.stderr
 
 
 @pytest.mark.full
@@ -59,14 +59,14 @@ def test_bits_are_spent_without_a_text(mlcpipe_run: Run, checkpoint: Path, tmp_p
     ("arguments", "words"),
     [
         (["inspect", "--bits-text", "none"], "--bits-text has no effect"),
-        (["inspect", "--bits-per-weight", "5", "--quantization", "q8f16_1"], "both say the bits"),
+        (["inspect", "--bits-per-weight", "5", "--quantization", "q8f16_1"], "both set the bits"),
         (["inspect", "--bits-per-weight", "5", "--bits-text", "no/such/text"], "missing text"),
         (["inspect", "--bits-per-weight", "1", "--bits-text", "none"], "for this model"),
-        (["inspect", "-o", "plan.json"], "expected a .toml file"),
+        (["inspect", "-o", "recipe.json"], "expected a .toml file"),
         (["inspect", "--kernels"], "--kernels is for bundles"),
-        (["inspect", "--quantization", "no/such.toml"], "missing plan"),
+        (["inspect", "--quantization", "no/such.toml"], "missing recipe"),
         (["inspect", "--quantization", "q9"], "unknown quantization"),
-        (["compile", "-o", "b", "--quantization", "no/such.toml"], "missing plan"),
+        (["compile", "-o", "b", "--quantization", "no/such.toml"], "missing recipe"),
     ],
 )
 def test_mistakes_are_one_line(

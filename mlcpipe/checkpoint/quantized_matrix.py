@@ -1,4 +1,4 @@
-"""What a quantized matrix consists of."""
+"""The parts of a quantized matrix: codes, scales and sub-scales."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 class Parts:
     """Of a matrix [N, K]: codes u8[N, K] and scales f16, f32 or, for bfloat16, u16[N, groups].
 
-    In formats with minima one follows each scale and each sub-scale, and is added to the product. Scales of MXFP4 and
+    In formats with minima a minimum, added to the product, follows each scale and each sub-scale. Scales of MXFP4 and
     NVFP4 are their bytes, i8; -1 is NaN. `subs` are i8[N, sub-groups], sub-scales of the scales, or the bits of zero
     points i8[N, groups] from 0 to 255.
     """
@@ -33,7 +33,7 @@ class Parts:
         return bool(np.isfinite(widened(self.scales)).all())
 
     def map(self, change: Callable[[Array], Array]) -> Parts:
-        """The parts, each as `change` makes it."""
+        """The parts, each mapped by `change`."""
         return Parts(change(self.codes), change(self.scales), None if self.subs is None else change(self.subs))
 
 

@@ -1,8 +1,8 @@
-"""Has no call check each tensor of a list that the runtime made: pages, and adapters.
+"""Skips per-call checks of tensor lists that the runtime owns: pages, and adapters.
 
-The virtual machine matches the inputs of a function with their types at every call, those that are weights excepted
-(`num_input` of TVM's VMShapeLower). For three tensors of each of 64 projections these were 576 of its calls at every
-step (Llama 3.2 1B). Kernels find the sizes in the tensors.
+The virtual machine matches the inputs of a function with their types at every call, except weights (`num_input` of
+TVM's VMShapeLower). For three tensors of each of 64 projections that took 576 calls per step (Llama 3.2 1B). Kernels
+find the sizes in the tensors.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from tvm import relax, tirx
 from mlcpipe.passes.lowering import Lowering
 
 
-def trust_lists(state: Lowering) -> Lowering:
-    """Count inputs from the first list on as weights, and bind the sizes that only they have: to 1, as nothing reads
-    them. Runs where nothing but calls of kernels is left of the functions.
+def skip_list_checks(state: Lowering) -> Lowering:
+    """Count inputs from the first list on as weights, and bind sizes that only they have to 1, as nothing reads them.
+
+    Runs once the functions consist of nothing but kernel calls.
     """
     mod = tvm.IRModule(dict(state.mod.functions))
     for gv, func in state.mod.functions.items():
@@ -27,7 +28,7 @@ def trust_lists(state: Lowering) -> Lowering:
 
 
 def _list_sizes(func: relax.Function) -> list[tirx.Var]:
-    """Symbolic sizes of lists that neither another input has nor the body computes with."""
+    """Symbolic sizes of lists that no other input has and the body does not use."""
     used: set[tirx.Var] = set()
     for param in func.params:
         if not isinstance(param.ty, relax.TupleType):

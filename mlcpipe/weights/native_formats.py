@@ -1,4 +1,4 @@
-"""Schemes of single matrices: as the checkpoint has them for `--quantization keep`, or as a plan says."""
+"""Schemes of single matrices: the checkpoint's own formats (`--quantization keep`), or those of a recipe."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.defaults import DEFAULT_QUANTIZATION
 from mlcpipe.errors import CheckpointError, ConfigError, TargetError
 from mlcpipe.json_files import shown
-from mlcpipe.quantization.kept import family_of, kept_scheme
-from mlcpipe.quantization.plan import QuantizationPlan, block_columns, fits
+from mlcpipe.quantization.native_formats import family_of, native_scheme
+from mlcpipe.quantization.recipe import QuantizationRecipe, block_columns, fits
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
@@ -23,7 +23,7 @@ _ROUNDED = f"add --quantization {DEFAULT_QUANTIZATION} or q8f16_1, which round t
 def keep(
     weights: Sequence[Weight], checkpoint: Checkpoint, target: Target, formats: Collection[str]
 ) -> tuple[Weight, ...]:
-    """The weights with the schemes that lose nothing: codes as they are, float16, else float32.
+    """The weights with lossless schemes: codes unchanged, float16, else float32.
 
     `formats` are the block formats that the target's kernels read. Raises TargetError for a matrix in another one.
     """
@@ -40,7 +40,7 @@ def _kept(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Colle
 
 
 def _parts(weight: Weight, checkpoint: Checkpoint) -> list[Weight]:
-    """The weights of an expert's sources apart, as gate and up, if those are not in one format; else none."""
+    """Separate weights for an expert's sources, such as gate and up, if their formats differ; else none."""
     places = list(zip(*weight.sources, strict=True))
     if len(places) == 1 or _is_plain(stored := _formats(weight, checkpoint)) or len(stored) == 1:
         return []
@@ -65,7 +65,7 @@ def _is_plain(stored: set[str]) -> bool:
 
 
 def _columns(weight: Weight, checkpoint: Checkpoint) -> bytes:
-    """The order of the columns of a weight, or of each of its experts; nothing if it is their own."""
+    """The column order of a weight, or of each of its experts; empty if columns are in their own order."""
     if weight.kind == "plain":  # read as numbers, which are in their own order
         return b""
     orders = [_order(weight.name, group, checkpoint) for group in weight.sources]
@@ -74,13 +74,13 @@ def _columns(weight: Weight, checkpoint: Checkpoint) -> bytes:
 
 
 def _order(name: str, group: tuple[str, ...], checkpoint: Checkpoint) -> bytes:
-    """The order of the columns of all sources of a matrix."""
+    """The column order that all sources of a matrix share."""
     found = [checkpoint.columns(source) for source in group]
     orders = {b"" if order is None else order.tobytes() for order in found}
     if len(orders) > 1:
         raise CheckpointError(
             f"the columns of {name} are sorted in several ways", where=f"tensor {group[0]}",
-            expected="one order of what is joined to a matrix", next_step="take a checkpoint without desc_act",
+            expected="one column order for joined matrices", next_step="take a checkpoint without desc_act",
         )  # fmt: skip
     return orders.pop()
 
@@ -103,27 +103,27 @@ def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Col
             where=f"tensor {weight.sources[0][0]}", expected=" ".join(["F32 F16 BF16", *sorted(formats)]),
             next_step=_ROUNDED,
         )  # fmt: skip
-    return kept_scheme(name)
+    return native_scheme(name)
 
 
 def planned(
-    weights: Sequence[Weight], plan: QuantizationPlan, target: Target, formats: Collection[str], output: str | None
+    weights: Sequence[Weight], recipe: QuantizationRecipe, target: Target, formats: Collection[str], output: str | None
 ) -> tuple[Weight, ...]:
-    """The weights, each matrix with the scheme that the plan gives it if that is not the plan's own.
+    """The weights; a matrix whose scheme differs from the recipe's default gets that scheme.
 
-    `formats` are the block formats that the target's kernels read; `output` names the one of the logits.
+    `formats` are the block formats that the target's kernels read; `output` names the logits matrix.
     Raises TargetError for another format, ConfigError for a rule that names no matrix or one whose rows do not fit.
     """
     made = tuple(
-        _planned(weight, plan, target, formats, output=weight.name == output) if weight.kind == "scheme" else weight
+        _planned(weight, recipe, target, formats, output=weight.name == output) if weight.kind == "scheme" else weight
         for weight in weights
     )
     matrices = [weight.name for weight in weights if weight.kind == "scheme"]
-    used = {plan.rule_of(name) for name in matrices}
-    idle = next((rule for rule in plan.rules if rule not in used), None)
+    used = {recipe.rule_of(name) for name in matrices}
+    idle = next((rule for rule in recipe.rules if rule not in used), None)
     if idle is not None:
         raise ConfigError(
-            f"the pattern {shown(idle.pattern)} names no matrix, or none that earlier ones leave", where=plan.source,
+            f"the pattern {shown(idle.pattern)} names no matrix, or none that earlier ones leave", where=recipe.source,
             expected=f"patterns of names such as {matrices[-1]}",
             next_step="`mlcpipe inspect CHECKPOINT` lists them",
         )  # fmt: skip
@@ -131,21 +131,21 @@ def planned(
 
 
 def _planned(
-    weight: Weight, plan: QuantizationPlan, target: Target, formats: Collection[str], *, output: bool
+    weight: Weight, recipe: QuantizationRecipe, target: Target, formats: Collection[str], *, output: bool
 ) -> Weight:
     k = weight.shape[-1]
-    scheme = plan.scheme_of(weight.name, k, output=output)
-    if scheme.name == plan.scheme.name:
+    scheme = recipe.scheme_of(weight.name, k, output=output)
+    if scheme.name == recipe.scheme.name:
         return weight
     if not fits(scheme, k):
         raise ConfigError(
-            f"{weight.name} does not fit {scheme.name}", where=plan.source,
+            f"{weight.name} does not fit {scheme.name}", where=recipe.source,
             expected=f"rows of a multiple of {block_columns(scheme)} columns", found=k,
             next_step="give it another scheme",
         )  # fmt: skip
     if scheme.kept and scheme.name not in formats:
         raise TargetError(
-            f"no kernel of {target.name} reads {scheme.name}, in which {plan.scheme.name} has {weight.name}",
+            f"no kernel of {target.name} reads {scheme.name}, in which {recipe.scheme.name} has {weight.name}",
             next_step=f"add --quantization {DEFAULT_QUANTIZATION}",
         )
     return replace(weight, scheme=scheme)

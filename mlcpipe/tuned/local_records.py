@@ -23,8 +23,8 @@ def device_of(target: Target) -> str:
         return ""
 
 
-def tuned_here(target: Target, cache: Path | None) -> Tuned:
-    """The records that apply to a target on this machine. Raises ConfigError for a broken file."""
+def local_records(target: Target, cache: Path | None) -> Tuned:
+    """The records for a target on this machine. Raises ConfigError for a broken file."""
     if not any(path.is_file() for path in files_of(target, cache)):
         return Tuned()
     return tuned_for(target, device_of(target), cache)

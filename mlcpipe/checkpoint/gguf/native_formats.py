@@ -1,7 +1,7 @@
 """GGUF's blocks taken apart: codes, scales and minima as the file has them.
 
 Each function takes blocks u8[n, bytes] and returns the parts of n rows of one block. Minima that llama.cpp subtracts
-change their sign: ours are added.
+change sign, because ours are added.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf import lattices
 from mlcpipe.checkpoint.gguf.fields import Bytes, bit_fields, six_bits, trits, words
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 
 
 def _halves(b: Bytes, at: int, count: int = 1) -> NDArray[np.float16]:

@@ -24,10 +24,10 @@ SILENCE_S = 0.5
 
 
 def question_of(prompt: str | None, *, as_json: bool, console: Console) -> str | None:
-    """What to ask once: `--prompt`, stdin, or both in this order; None for a conversation on a terminal.
+    """The question to answer once: `--prompt`, stdin, or both in this order; None for a conversation on a terminal.
 
-    Several lines of stdin are one prompt, which a note on `console` says where it might surprise.
-    Raises UsageError where there is nothing to ask, or a conversation is impossible.
+    Several lines of stdin are one prompt, which a note on `console` says if it might surprise.
+    Raises UsageError if there is nothing to ask, or a conversation is impossible.
     """
     interactive = sys.stdin is not None and sys.stdin.isatty()
     if prompt is None and interactive:
@@ -44,7 +44,7 @@ def question_of(prompt: str | None, *, as_json: bool, console: Console) -> str |
 
 
 def _read_stdin(wait: bool) -> str:
-    """All of stdin. Without `wait`, nothing of a pipe that stays silent: a script may have left it open."""
+    """All of stdin. Without `wait`, a silent pipe is ignored: a script may have left it open."""
     if not wait and sys.platform != "win32" and not select.select([sys.stdin], [], [], SILENCE_S)[0]:
         return ""
     raw = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
@@ -63,7 +63,7 @@ def _require_terminal(as_json: bool) -> None:
 
 
 def ask_once(session: Session, question: str, describe: Callable[[Stats], str] | None, *, as_json: bool) -> None:
-    """Print the answer to one question as text or JSON. Raises KeyboardInterrupt where Ctrl-C stopped it."""
+    """Print the answer to one question as text or JSON. Raises KeyboardInterrupt if Ctrl-C stopped it."""
     answer = _answer_json(session, question) if as_json else _answer_text(session, question, describe)
     if answer.finish_reason == "interrupted":
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""Plans: which matrix is stored in which scheme, by patterns of names; `--quantization plan.toml`.
+"""Recipes: which matrix is stored in which scheme, by patterns of names; `--quantization recipe.toml`.
 
 default = "q4f16_1"
-text_sha256 = "…"          # optional: of the text that the plan was fitted to
+text_sha256 = "…"          # optional: of the text that the recipe was fitted to
 
 [tensors]
 "model.embed_tokens.weight" = "Q6_K"
@@ -23,12 +23,12 @@ from mlcpipe.defaults import AUTO, AUTO_QUANTIZATION, KEEP
 from mlcpipe.errors import ConfigError
 from mlcpipe.generated import toml_value
 from mlcpipe.json_files import shown, shown_path
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
 from mlcpipe.toml_files import read_toml
 
 SUFFIX = ".toml"
-MIXED = "mixed-"  # how names of plans from files begin; then comes a hash of their content
+MIXED = "mixed-"  # prefix of the names of recipes from files, before a hash of their content
 MAX_BYTES = 1 << 22  # a line for each of 30,000 matrices
 MAX_RULES = 4096
 # Block formats that weights are rounded to; the others are only kept.
@@ -44,11 +44,11 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class QuantizationPlan:
-    """The scheme of each matrix: that of the first of `rules` that names it, else `scheme`, as vectors.
+class QuantizationRecipe:
+    """The scheme of each matrix: that of the first matching rule, else `scheme`, which vectors use too.
 
-    `source` is the file that rules come from: all of them must match, and fit what they match. Then come the scheme's
-    own: `output` for the matrix of the logits and `blocks` for all, each where rows fit. `text_sha256` is the
+    `source` is the file of the rules: each must match a matrix and fit all that it matches. After the rules come the
+    scheme's own formats, if rows fit: `output` for the logits matrix and `blocks` for all. `text_sha256` is the
     `text_hash` of the text that the rules were fitted to, or "".
     """
 
@@ -77,7 +77,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def block_columns(scheme: Scheme) -> int:
-    """Columns that rows must be a multiple of: those of a block; other schemes pad rows."""
+    """Row lengths must be multiples of this: the columns of a block; other schemes pad rows."""
     return (scheme.super_size or scheme.group_size) if scheme.kept else 1
 
 
@@ -86,67 +86,67 @@ def fits(scheme: Scheme, k: int) -> bool:
     return k % block_columns(scheme) == 0
 
 
-def plan_schemes() -> tuple[str, ...]:
-    """The schemes that a plan may give to a matrix."""
+def recipe_schemes() -> tuple[str, ...]:
+    """The schemes that a recipe may give to a matrix."""
     return (*(name for name in scheme_names() if not load_scheme(name).mixed), *BLOCK_FORMATS)
 
 
 def matrix_scheme(name: str) -> Scheme:
-    """The scheme of one of `plan_schemes`."""
+    """The scheme of one of `recipe_schemes`."""
     return SCHEMES[name] if name in SCHEMES else load_scheme(name)
 
 
-def plan_name(quantization: str) -> str:
-    """The name of a quantization's plan; `auto` stays, which also says that there are companions."""
-    return quantization if quantization == AUTO else load_plan(quantization).name
+def recipe_name(quantization: str) -> str:
+    """The name of a quantization's recipe; `auto` stays `auto`, which also implies companions."""
+    return quantization if quantization == AUTO else load_recipe(quantization).name
 
 
-def load_plan(quantization: str) -> QuantizationPlan:
-    """The plan of a scheme's name, of `auto`, `keep`, or in a `.toml` file. Raises ConfigError."""
+def load_recipe(quantization: str) -> QuantizationRecipe:
+    """The recipe of a scheme's name, of `auto` or `keep`, or of a `.toml` file. Raises ConfigError."""
     if quantization.endswith(SUFFIX):
-        return read_plan(Path(quantization))
+        return read_recipe(Path(quantization))
     scheme = load_scheme(AUTO_QUANTIZATION if quantization == AUTO else quantization)
-    return QuantizationPlan(scheme.name, scheme)
+    return QuantizationRecipe(scheme.name, scheme)
 
 
-def make_plan(default: str, tensors: Mapping[str, str], source: str) -> QuantizationPlan:
-    """A plan of rules, pattern -> name of a scheme, in their order. Raises ConfigError for a name that is unknown."""
-    rules, known = [], plan_schemes()
+def make_recipe(default: str, tensors: Mapping[str, str], source: str) -> QuantizationRecipe:
+    """A recipe of rules, pattern -> name of a scheme, in order. Raises ConfigError for an unknown name."""
+    rules, known = [], recipe_schemes()
     for pattern, name in tensors.items():
         if name not in known:
             raise ConfigError(
-                f"the plan gives {shown(pattern)} an unknown scheme", where=source,
+                f"the recipe gives {shown(pattern)} an unknown scheme", where=source,
                 expected=" ".join(known), found=shown(name),
             )  # fmt: skip
         rules.append(Rule(pattern, matrix_scheme(name)))
     digest = hashlib.sha256(json.dumps([default, list(tensors.items())]).encode()).hexdigest()
-    return QuantizationPlan(f"{MIXED}{digest[:12]}", load_scheme(default), tuple(rules), source)
+    return QuantizationRecipe(f"{MIXED}{digest[:12]}", load_scheme(default), tuple(rules), source)
 
 
-def read_plan(path: Path) -> QuantizationPlan:
-    """The plan in a file. Raises ConfigError for one that is not as this module says."""
+def read_recipe(path: Path) -> QuantizationRecipe:
+    """The recipe in a file. Raises ConfigError for a malformed one."""
     where = shown_path(path)
-    values = read_toml(path, MAX_BYTES, ConfigError, "plan")
+    values = read_toml(path, MAX_BYTES, ConfigError, "recipe")
     default, tensors = values.get("default"), values.get("tensors", {})
     unknown = next((key for key in values if key not in ("default", "tensors", "text_sha256")), None)
     if unknown is not None:
         expected = "default, tensors, text_sha256"
-        raise ConfigError("the plan has an unknown key", where=where, expected=expected, found=shown(unknown))
+        raise ConfigError("the recipe has an unknown key", where=where, expected=expected, found=shown(unknown))
     text = values.get("text_sha256", "")
     if not isinstance(text, str) or not re.fullmatch("([0-9a-f]{64})?", text):
-        raise ConfigError("the plan's text_sha256", where=where, expected="64 hexadecimal digits", found=shown(text))
+        raise ConfigError("the recipe's text_sha256", where=where, expected="64 hexadecimal digits", found=shown(text))
     if not isinstance(default, str) or default == KEEP:
-        expected = f"the scheme of what no pattern names: {' '.join(scheme_names())}"
-        raise ConfigError("the plan's default", where=where, expected=expected, found=shown(default))
+        expected = f"the scheme of matrices that no pattern names: {' '.join(scheme_names())}"
+        raise ConfigError("the recipe's default", where=where, expected=expected, found=shown(default))
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors.values()):
-        raise ConfigError("the plan's [tensors]", where=where, expected='lines such as "*.v_proj.weight" = "Q6_K"')
+        raise ConfigError("the recipe's [tensors]", where=where, expected='lines such as "*.v_proj.weight" = "Q6_K"')
     if len(tensors) > MAX_RULES:
-        raise ConfigError("the plan is too long", where=where, expected=f"{MAX_RULES} patterns", found=len(tensors))
-    return replace(make_plan(default, tensors, where), text_sha256=text)
+        raise ConfigError("the recipe is too long", where=where, expected=f"{MAX_RULES} patterns", found=len(tensors))
+    return replace(make_recipe(default, tensors, where), text_sha256=text)
 
 
-def plan_text(default: str, tensors: Iterable[tuple[str, str]], comment: str = "", text_sha256: str = "") -> str:
-    """The TOML of a plan."""
+def recipe_text(default: str, tensors: Iterable[tuple[str, str]], comment: str = "", text_sha256: str = "") -> str:
+    """The TOML of a recipe."""
     lines = [f"# {''.join(filter(str.isprintable, line))}" for line in comment.splitlines()]
     lines += [f"default = {toml_value(default)}"]
     lines += [f"text_sha256 = {toml_value(text_sha256)}"] if text_sha256 else []

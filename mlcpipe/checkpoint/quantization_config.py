@@ -8,8 +8,8 @@ from typing import Any
 from mlcpipe.errors import ConfigError
 from mlcpipe.json_files import shown
 
-# What tools write beside the format: how the numbers were found, by which program, and what reads them fast. The
-# numbers do not depend on it. AutoGPTQ, AutoAWQ, AutoRound, GPTQModel, llm-compressor, optimum, transformers.
+# Notes of the quantizing tools: the method, the program, fast kernels. The numbers do not depend on them.
+# AutoGPTQ, AutoAWQ, AutoRound, GPTQModel, llm-compressor, optimum, transformers.
 BOOKKEEPING = frozenset({
     "act_group_aware", "act_order", "actorder", "amp", "apply_clip", "autoround_version", "batch_size",
     "block_name_to_quantize", "cache_block_outputs", "calib_data", "damp_auto_increment", "damp_percent", "dataset",
@@ -30,14 +30,14 @@ BOOKKEEPING = frozenset({
 })  # fmt: skip
 
 
-class Settings:
+class QuantizationConfig:
     """The fields of a quantization in config.json: those that are neither read nor BOOKKEEPING are refused by name."""
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:
         self.where, self._values, self._name = "config.json", dict(values), name
 
     def take(self, field: str, default: Any = None) -> Any:
-        """The raw value of a field, from now on read; `default` where it is absent or null."""
+        """The raw value of a field, marked as read; `default` if it is absent or null."""
         value = self._values.pop(field, None)
         return default if value is None else value
 
@@ -56,7 +56,7 @@ class Settings:
         return value
 
     def alike(self, fields: Sequence[str], known: Iterable[Any], default: Any = None) -> Any:
-        """Several names of one field, which must agree, in capitals or not, see `choice`. Raises ConfigError."""
+        """Several names of one field that must agree, ignoring case; see `choice`. Raises ConfigError."""
         for field in fields:
             if (value := self._values.get(field)) is not None:
                 self._values[field] = value.lower() if isinstance(value, str) else value
@@ -65,23 +65,23 @@ class Settings:
         return self.choice(fields[0], known, default)
 
     def ignore(self, *fields: str) -> None:
-        """Fields of one method that the numbers do not depend on, or that its tensors show."""
+        """Mark fields as read that change no number, or that the tensors show."""
         for name in fields:
             self._values.pop(name, None)
 
-    def table(self, field: str) -> Settings:
+    def table(self, field: str) -> QuantizationConfig:
         """A field that is an object; absent or null: an empty one."""
         value = self.take(field, {})
         if not isinstance(value, Mapping):
             raise self.refused(field, "an object", value)
-        return Settings(value, f"{self._name}.{field}")
+        return QuantizationConfig(value, f"{self._name}.{field}")
 
-    def tables(self) -> list[Settings]:
-        """All fields that are left, which must be objects."""
+    def tables(self) -> list[QuantizationConfig]:
+        """All remaining fields, which must be objects."""
         return [self.table(field) for field in list(self._values)]
 
-    def overrides(self) -> dict[str, Settings | bool]:
-        """The fields that are left and are objects or true or false: those of single modules."""
+    def overrides(self) -> dict[str, QuantizationConfig | bool]:
+        """The remaining fields that are objects or booleans: those of single modules."""
         flags = {name: self._values.pop(name) for name, value in list(self._values.items()) if isinstance(value, bool)}
         names = [name for name, value in self._values.items() if isinstance(value, Mapping)]
         return {**flags, **{name: self.table(name) for name in names}}
@@ -103,7 +103,7 @@ class Settings:
         return not self._values
 
     def finish(self) -> None:
-        """Raise ConfigError for the first field that nobody read, unless it is BOOKKEEPING, null, empty or false."""
+        """Raise ConfigError for the first field that was not read, unless it is BOOKKEEPING, null, empty or false."""
         for name, value in self._values.items():
             if name not in BOOKKEEPING and value not in (None, False, {}, [], ""):
                 raise self.refused(name, "absent", value)

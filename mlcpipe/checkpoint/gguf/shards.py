@@ -12,23 +12,23 @@ from mlcpipe.json_files import shown, shown_path
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.DOTALL)
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
-MAX_PARTS = 1000
+MAX_SHARDS = 1000
 
 
-def part_names(name: str) -> list[str]:
+def shard_names(name: str) -> list[str]:
     """File names of all parts of the model that the file `name` belongs to; `[name]` if it is not split."""
     match = _PART.fullmatch(name)
-    if match is None or not 1 <= int(match[2]) <= int(match[3]) <= MAX_PARTS:
+    if match is None or not 1 <= int(match[2]) <= int(match[3]) <= MAX_SHARDS:
         return [name]
     return [f"{match[1]}-{number:05}-of-{match[3]}{match[4]}" for number in range(1, int(match[3]) + 1)]
 
 
-def read_parts(path: Path) -> tuple[Header, tuple[Path, ...]]:
+def read_shards(path: Path) -> tuple[Header, tuple[Path, ...]]:
     """The first part's metadata with the tensors of all parts, and the files. `path` may be any part.
 
     Raises CheckpointError for a missing part, and one of another model or another place.
     """
-    files = tuple(path.with_name(name) for name in part_names(path.name))
+    files = tuple(path.with_name(name) for name in shard_names(path.name))
     missing = next((file for file in files if not file.exists()), None)
     if missing is not None and len(files) > 1:
         raise CheckpointError(

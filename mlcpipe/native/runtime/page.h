@@ -9,7 +9,6 @@ namespace mlcpipe {
 
 constexpr int64_t kPage = 16;    // tokens
 constexpr int32_t kNoUnit = -1;    // in the place of a page's or a slot's number
-constexpr int64_t kCheckpointTokens = 64;  // at least, between slots that are kept so that another sequence can go on there
 
 constexpr int64_t PagesOf(int64_t tokens) { return (tokens + kPage - 1) / kPage; }
 
@@ -17,12 +16,6 @@ constexpr int64_t PagesOf(int64_t tokens) { return (tokens + kPage - 1) / kPage;
 // The last full page is needed in any case.
 constexpr int64_t FirstPage(int64_t window, int64_t position) {
   return window ? std::max<int64_t>(0, position + 1 - std::max(window, 2 * kPage)) / kPage : 0;
-}
-
-// The fewest tokens after which a query needs no page that one after so many tokens does not need.
-constexpr int64_t ShortestAfter(int64_t window, int64_t tokens) {
-  const int64_t first = FirstPage(window, tokens);
-  return first ? first * kPage + std::max(window, 2 * kPage) - 1 : 0;
 }
 
 // Pages that a sequence of so many tokens needs at once there, computed in chunks of so many rows.

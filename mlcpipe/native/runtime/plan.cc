@@ -9,7 +9,6 @@ namespace {
 
 constexpr int64_t kMinContext = 512;
 constexpr int64_t kMaxKvTokens = INT32_MAX;  // whose places steps number
-constexpr int64_t kOneSequenceSlots = 4;  // the current one, and three that an earlier end can go on from
 constexpr double kCheckpointShare = 4;    // a quarter of what the pages take may go to slots
 constexpr int64_t kHelperBytes = 1 << 20;  // where the manifest says nothing of a variant's scratch
 constexpr double kRunBytes = 1 << 20;
@@ -38,22 +37,15 @@ int64_t RunningBytes(const Manifest& manifest, const VariantInfo& variant, const
   return static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxBytes)));
 }
 
-// The units of a single conversation of so many tokens, whose windows are kept whole.
-Units OneSequence(const StateTable& states, int64_t context_length) {
-  return {std::vector<int64_t>(states.windows().size(), PagesOf(context_length)),
-          states.has_slots() ? kOneSequenceSlots : 0};
-}
-
-// The units of many sequences of up to `context_length` tokens each, and `kv_tokens` together: groups with a window beside others have
-// what as many sequences of the whole context need at once, and a window more of each, for prefixes. Slots are two for each of
-// these sequences, which a step reads and writes, and as many for checkpoints as a share of the pages' memory holds.
-Units ManySequences(const Manifest& manifest, int64_t context_length, int64_t kv_tokens) {
+// Pages for `tokens` in the first group. Groups with a window beside it have what so many sequences of the whole context need at
+// once, and a window more of each, for prefixes. Slots are two for each of these sequences, which a step reads and writes, and
+// as many for checkpoints as a share of the pages' memory holds.
+Units UnitsFor(const Manifest& manifest, int64_t context_length, int64_t tokens, int64_t sequences) {
   const StateTable& states = manifest.states;
-  const int64_t sequences = (kv_tokens + context_length - 1) / context_length;
   Units units;
   for (const int64_t window : states.windows()) {
     const int64_t most = PagesAtOnce(window, context_length, manifest.model.prefill_chunk) + PagesOf(window);
-    units.pages.push_back(units.pages.empty() ? PagesOf(kv_tokens) : std::min(PagesOf(kv_tokens), sequences * most));
+    units.pages.push_back(units.pages.empty() ? PagesOf(tokens) : std::min(PagesOf(tokens), sequences * most));
   }
   if (!states.has_slots()) return units;
   const double share = units.Bytes(states) / kCheckpointShare / static_cast<double>(states.slot_bytes());
@@ -62,11 +54,33 @@ Units ManySequences(const Manifest& manifest, int64_t context_length, int64_t kv
   return units;
 }
 
+// Of a single conversation, with a page for a copy of a shared one.
+Units OneSequence(const Manifest& manifest, int64_t context_length) {
+  return UnitsFor(manifest, context_length, context_length + kPage, 1);
+}
+
+Units ManySequences(const Manifest& manifest, int64_t context_length, int64_t kv_tokens) {
+  return UnitsFor(manifest, context_length, kv_tokens, (kv_tokens + context_length - 1) / context_length);
+}
+
+// The longest context of a single conversation whose states take at most so many bytes.
+int64_t ContextThatFits(const Manifest& manifest, double bytes) {
+  int64_t least = 0, most = manifest.model.context_length;
+  while (least < most) {
+    const int64_t middle = (least + most + 1) / 2;
+    const bool fits = OneSequence(manifest, middle).Bytes(manifest.states) <= bytes;
+    (fits ? least : most) = fits ? middle : middle - 1;
+  }
+  return least;
+}
+
 }  // namespace
 
 double Units::Bytes(const StateTable& states) const {
   double bytes = 0;
-  for (const State& state : states.all()) bytes += static_cast<double>(of(state)) * static_cast<double>(state.unit_bytes);
+  for (const State& state : states.all()) {
+    bytes += static_cast<double>(of(state)) * static_cast<double>(state.unit_bytes);
+  }
   return bytes;
 }
 
@@ -82,13 +96,11 @@ Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& 
         .Found(std::to_string(wanted));
   }
   const int64_t room = std::max<int64_t>(0, free.bytes - weights_bytes - workspace_bytes);
-  const double pages_room = static_cast<double>(room / 2) - OneSequence(manifest.states, 0).Bytes(manifest.states);
-  const auto fitting = static_cast<int64_t>(pages_room / static_cast<double>(std::max<int64_t>(1, manifest.states.bytes_per_token())));
-  const int64_t fits = std::max(std::min(limit, kMinContext), fitting);
-  context_length = wanted ? wanted : std::min(limit, fits);
+  const double half = static_cast<double>(room) / 2;
+  context_length = wanted ? wanted : std::max(std::min(limit, kMinContext), ContextThatFits(manifest, half));
   kv_tokens = context_length;
   if (sequences > 0) {
-    const double share = static_cast<double>(room) / 2 / ManySequences(manifest, context_length, context_length).Bytes(manifest.states);
+    const double share = half / ManySequences(manifest, context_length, context_length).Bytes(manifest.states);
     const double most = std::min(static_cast<double>(sequences), share) * static_cast<double>(context_length);
     kv_tokens = std::max(context_length, std::min(kMaxKvTokens, static_cast<int64_t>(most)));
     if (options.kv_tokens) kv_tokens = options.kv_tokens;
@@ -100,7 +112,7 @@ Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& 
                   ", a context for each sequence")
         .Found(std::to_string(options.kv_tokens));
   }
-  units = sequences > 0 ? ManySequences(manifest, context_length, kv_tokens) : OneSequence(manifest.states, context_length);
+  units = sequences > 0 ? ManySequences(manifest, context_length, kv_tokens) : OneSequence(manifest, context_length);
   const double bytes = units.Bytes(manifest.states);
   kv_bytes = static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxBytes)));
 }

@@ -24,7 +24,6 @@
 #include "model.cc"
 #include "plan.cc"
 #include "sampler.cc"
-#include "sequences.cc"
 #include "serving/batch.cc"
 #include "serving/cost_model.cc"
 #include "serving/page_pool.cc"

@@ -20,16 +20,6 @@ Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequence
   return limits;
 }
 
-Span SpanOf(const Sequence& sequence, int64_t begin, int64_t rows) {
-  return {begin, rows, sequence.few_from, sequence.tables.data(), sequence.slot, sequence.next_slot};
-}
-
-std::vector<PageGroup> GroupsOf(const StateTable& states, const Units& units) {
-  std::vector<PageGroup> groups;
-  for (size_t group = 0; group < units.pages.size(); ++group) groups.push_back({units.pages[group], states.windows()[group]});
-  return groups;
-}
-
 }  // namespace
 
 Batch::Batch(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
@@ -119,7 +109,7 @@ size_t Batch::Step() {
 }
 
 void Batch::Compute(const serving::Step& step) {
-  for (const PageCopy& copy : step.copies) CopyPage(manifest_.states, states_, copy.group, copy.source, copy.target);
+  for (const PageCopy& copy : step.copies) CopyPage(manifest_.states, states_, copy);
   drawn_.clear();
   if (!step.few.empty()) Decode(step);
   if (!step.many.empty()) Prefill(step);
@@ -137,7 +127,8 @@ void Batch::Decode(const serving::Step& step) {
     if (draws) rows_.back() = {sequence, sequence->computed + count};
   }
   SetRows(decode_logits_, static_cast<int64_t>(ids_.size()));
-  decode_(device_.Put(ids_data_.Fill(ids_)), device_.Put(buffer_.Fill(spans_.data(), spans_.size())), decode_logits_, states_, params_);
+  const Tensor& step_data = buffer_.Fill(spans_.data(), spans_.size());
+  decode_(device_.Put(ids_data_.Fill(ids_)), device_.Put(step_data), decode_logits_, states_, params_);
   Draw(decode_logits_);
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "sequences.h"
+#include "page.h"
 
 namespace mlcpipe::serving {
 namespace {

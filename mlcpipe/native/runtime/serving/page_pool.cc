@@ -36,6 +36,11 @@ void PagePool::Advance(Sequence* sequence, int64_t rows) {
   if (before != kNoUnit && before != sequence->slot) Drop(groups.size(), before);
 }
 
+void PagePool::Repeat(Sequence* sequence) {
+  const int32_t next = std::exchange(sequence->next_slot, kNoUnit);
+  if (next != kNoUnit && next != sequence->slot) Drop(groups.size(), next);
+}
+
 std::vector<int64_t> PagePool::Missing(const Sequence& sequence, int64_t rows) const {
   std::vector<int64_t> missing;
   for (size_t kind = 0; kind < units.size(); ++kind) missing.push_back(MissingOf(kind, sequence, rows));
@@ -52,7 +57,7 @@ int64_t PagePool::MissingOf(size_t kind, const Sequence& sequence, int64_t rows)
 // Whether the next step has a slot to write, if need be the one that it reads.
 bool PagePool::HasNextSlot(const Sequence& sequence) const {
   if (sequence.next_slot != kNoUnit || sequence.slot == kNoUnit) return sequence.next_slot != kNoUnit;
-  return units.back().uses(sequence.slot) == 1 && !units.back().held(sequence.slot);
+  return units.back().uses(sequence.slot) == 1 && !units.back().held(sequence.slot) && !sequence.request.redraws;
 }
 
 // Whether the page that the next token goes to has tokens already, and is not this sequence's alone.
@@ -88,32 +93,36 @@ void PagePool::Fork(const Sequence& parent, Sequence* child) {
   if (has_slots()) units.back().Use(child->slot);
 }
 
-void PagePool::Slide(Sequence* sequence) {
+void PagePool::Truncate(Sequence* sequence, int64_t tokens) {
   for (size_t group = 0; group < groups.size(); ++group) {
-    if (!groups[group].window) continue;
-    const int64_t first = FirstPage(groups[group].window, sequence->computed);
-    int64_t& kept_from = sequence->kept_from[group];
-    for (; kept_from < first; ++kept_from) {
-      int32_t& page = sequence->tables[group][static_cast<size_t>(kept_from)];
-      Drop(group, page);
-      page = kNoUnit;
+    for (auto& table = sequence->tables[group]; static_cast<int64_t>(table.size()) > PagesOf(tokens); table.pop_back()) {
+      if (table.back() != kNoUnit) Drop(group, table.back());
+    }
+  }
+  sequence->computed = std::min(sequence->computed, tokens);
+}
+
+void PagePool::Slide(Sequence* sequence, int64_t tokens) {
+  for (size_t group = 0; group < groups.size(); ++group) {
+    const int64_t first = FirstPage(groups[group].window, tokens);
+    auto& table = sequence->tables[group];
+    for (int64_t& kept = sequence->kept_from[group]; kept < first; ++kept) {
+      if (kept == static_cast<int64_t>(table.size())) table.push_back(kNoUnit);
+      int32_t& page = table[static_cast<size_t>(kept)];
+      if (page != kNoUnit) Drop(group, std::exchange(page, kNoUnit));
     }
   }
 }
 
 void PagePool::Release(Sequence* sequence) {
-  for (size_t group = 0; group < groups.size(); ++group) {
-    for (auto& table = sequence->tables[group]; !table.empty(); table.pop_back()) {
-      if (table.back() != kNoUnit) Drop(group, table.back());
-    }
-    sequence->kept_from[group] = 0;
-  }
+  Truncate(sequence, 0);
+  std::fill(sequence->kept_from.begin(), sequence->kept_from.end(), 0);
   for (const int32_t slot : {sequence->slot, sequence->next_slot == sequence->slot ? kNoUnit : sequence->next_slot}) {
     if (slot != kNoUnit) Drop(groups.size(), slot);
   }
   sequence->slot = sequence->next_slot = kNoUnit;
   sequence->checkpoint.reset();
-  sequence->computed = sequence->shared = 0;
+  sequence->shared = 0;
   sequence->node = nullptr;
 }
 

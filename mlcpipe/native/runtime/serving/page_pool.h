@@ -24,14 +24,18 @@ class PagePool {
   bool Reserve(Sequence* sequence, int64_t rows);
   // A step has computed so many more tokens of the sequence.
   void Advance(Sequence* sequence, int64_t rows);
+  // A step has failed; `Request::redraws` kept the states before it.
+  void Repeat(Sequence* sequence);
   // By kind of unit, how many `Reserve` would need beyond the free ones; negative where some would be left.
   std::vector<int64_t> Missing(const Sequence& sequence, int64_t rows) const;
   // The copies that reservations since the last call need before anything is written.
   std::vector<PageCopy> TakeCopies();
   // `child` starts with what `parent` has computed, and its tokens are those of the parent up to there.
   void Fork(const Sequence& parent, Sequence* child);
-  // Gives back what no later query of the sequence sees.
-  void Slide(Sequence* sequence);
+  // Keeps the pages of the first so many tokens; what follows in the last one is written again.
+  void Truncate(Sequence* sequence, int64_t tokens);
+  // Gives back what no query of the sequence after so many tokens sees; such pages are not reserved later.
+  void Slide(Sequence* sequence, int64_t tokens);
   // The sequence uses nothing; its last page is dropped first, so that a prefix outlives what follows it.
   void Release(Sequence* sequence);
   // One use of a page, or a slot, less.

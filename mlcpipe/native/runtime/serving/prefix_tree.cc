@@ -3,6 +3,8 @@
 namespace mlcpipe::serving {
 namespace {
 
+constexpr int64_t kCheckpointTokens = 64;  // between checkpoints that stay: what computing again must cost to be worth a slot
+
 Node::Tokens TokensOf(const Sequence& sequence, int64_t page) {
   Node::Tokens tokens;
   std::copy_n(sequence.tokens.begin() + page * kPage, kPage, tokens.begin());
@@ -36,7 +38,6 @@ PrefixTree::Family PrefixTree::FamilyOf(const Sequence& sequence) const {
           rope_above_ ? std::max(length, *rope_above_) : 0};
 }
 
-// Nodes with which the sequence could start: not its last token, which has to be computed to draw the next.
 std::vector<Node*> PrefixTree::Match(const Sequence& sequence) {
   std::vector<Node*> found;
   const auto family = families_.find(FamilyOf(sequence));
@@ -176,6 +177,30 @@ void PrefixTree::LeaveCheckpoint(Sequence* sequence) {
     }
   }
   sequence->checkpoint = {node->number, sequence->slot, sequence->computed, before};
+}
+
+int64_t PrefixTree::CheckpointBefore(int64_t begin, int64_t end) const {
+  const int64_t last = (end - 1) / kPage * kPage;
+  return pool_->has_slots() && last - begin >= kCheckpointTokens ? last : end;
+}
+
+bool PrefixTree::Reserve(Sequence* sequence, int64_t rows) {
+  if (pool_->Reserve(sequence, rows)) return true;
+  return Evict(pool_->Missing(*sequence, rows)) && pool_->Reserve(sequence, rows);
+}
+
+bool PrefixTree::CanGoBack(const Sequence& sequence, int64_t tokens) const {
+  if (tokens == sequence.computed) return true;
+  for (size_t group = 0; group < pool_->groups.size(); ++group) {
+    if (FirstPage(pool_->groups[group].window, tokens) < sequence.kept_from[group]) return false;
+  }
+  return !pool_->has_slots();
+}
+
+void PrefixTree::GoBack(Sequence* sequence, int64_t tokens) {
+  pool_->Truncate(sequence, tokens);
+  for (; sequence->shared > tokens / kPage; --sequence->shared) sequence->node = sequence->node->parent;
+  if (!sequence->shared) sequence->node = nullptr;
 }
 
 bool PrefixTree::Evict(const std::vector<int64_t>& counts) {

@@ -41,13 +41,24 @@ class PrefixTree {
   PrefixTree(PagePool* pool, std::optional<int64_t> recompute_above, std::optional<int64_t> rope_above)
       : pool_(pool), recompute_above_(recompute_above), rope_above_(rope_above), owners_(pool->units.size()) {}
 
+  // Nodes with which the sequence could start: not its last token, which has to be computed to draw the next.
+  std::vector<Node*> Match(const Sequence& sequence);
   // The sequence, which has no pages, starts with those that are found; `PagePool::Release` undoes it.
   void Take(Sequence* sequence);
+  // Pages for so many more rows, if need be those of prefixes that nobody uses; false if there are not enough.
+  bool Reserve(Sequence* sequence, int64_t rows);
+  // Whether the sequence has all that follows its first so many tokens: windows and slots have lost some.
+  bool CanGoBack(const Sequence& sequence, int64_t tokens) const;
+  // The sequence keeps its first so many tokens, to which it `CanGoBack`.
+  void GoBack(Sequence* sequence, int64_t tokens);
   // Full pages of the sequence become findable. Where one is known already, the sequence goes on with that one.
   void Add(Sequence* sequence);
   // Where the sequence is at the end of a page, a prompt may start after it: its slot is the node's from now on. Its
   // checkpoint before goes where it is too close to the one before that, so that a long answer leaves few.
   void LeaveCheckpoint(Sequence* sequence);
+  // Where the last part of a prompt begins whose tokens from `begin` on are computed: `end` if in no parts. There a prompt may
+  // start that begins with this one: all but its last token, in whole pages.
+  int64_t CheckpointBefore(int64_t begin, int64_t end) const;
   // Frees so many idle units of each kind, the least recently used first; false, and no change, if too few.
   bool Evict(const std::vector<int64_t>& counts);
   // What only this sequence uses is not found any more, nor what follows it: its numbers are not finite.
@@ -77,7 +88,6 @@ class PrefixTree {
   std::list<std::vector<Place>> pins_;
   std::vector<std::unique_ptr<Node>> removed_;  // that the call under way may still look at
 
-  std::vector<Node*> Match(const Sequence& sequence);
   size_t Usable(const std::vector<Node*>& nodes) const;
   std::vector<Place> PlacesOf(const std::vector<Node*>& nodes) const;
   // The node of its family; those of families without pages go.

@@ -51,11 +51,6 @@ std::vector<SequencePointer> Residency::Active() const {
   return active;
 }
 
-bool Residency::Reserve(Sequence* sequence, int64_t rows) {
-  if (pool_->Reserve(sequence, rows)) return true;
-  return tree_->Evict(pool_->Missing(*sequence, rows)) && pool_->Reserve(sequence, rows);
-}
-
 bool Residency::GiveWay(const Sequence& sequence) {
   const auto active = Active();
   if (active.size() == 1 && active[0].get() == &sequence && tree_->has_pins()) {

@@ -37,8 +37,6 @@ class Residency {
   size_t waiting_count() const { return waiting[0].size() + waiting[1].size() + waiting[2].size(); }
   // To the list of this state.
   void Move(const SequencePointer& sequence, State state);
-  // Pages for so many more rows, if need be those of prefixes that nobody uses; false if there are not enough.
-  bool Reserve(Sequence* sequence, int64_t rows);
   // The youngest of the lowest class is preempted, among those who have not given way too often; false if that is the
   // sequence itself.
   bool GiveWay(const Sequence& sequence);

@@ -117,7 +117,7 @@ const Step* Scheduler::Plan(double now) {
 void Scheduler::PlanAnswers() {
   answering_ = residency_.running;
   for (const SequencePointer& sequence : answering_) {
-    while (sequence->state == State::kRunning && !residency_.Reserve(sequence.get(), 1)) residency_.GiveWay(*sequence);
+    while (sequence->state == State::kRunning && !tree_.Reserve(sequence.get(), 1)) residency_.GiveWay(*sequence);
     if (sequence->state == State::kRunning) step_.few.push_back({sequence, 1, true});
   }
 }
@@ -189,8 +189,8 @@ int64_t Scheduler::PlanMany(const SequencePointer& sequence, int64_t rows) {
   int64_t end = sequence->few_from;
   if (end - begin > rows) {
     end = std::max((begin + rows) / kPage * kPage, begin + std::min(rows, kPage));
-  } else if (const int64_t last = (end - 1) / kPage * kPage; pool_.has_slots() && last - begin >= kCheckpointTokens) {
-    end = last;  // where a prompt that begins with this one may start
+  } else {
+    end = tree_.CheckpointBefore(begin, end);
   }
   const int64_t count = ReserveSome(sequence.get(), end - begin);
   if (!count) return 0;
@@ -212,7 +212,7 @@ int64_t Scheduler::PlanFew(const SequencePointer& sequence, int64_t rows) {
 
 // Pages for so many rows, or for less, or for none where answers took what a prompt was promised.
 int64_t Scheduler::ReserveSome(Sequence* sequence, int64_t rows) {
-  while (rows && !residency_.Reserve(sequence, rows)) {
+  while (rows && !tree_.Reserve(sequence, rows)) {
     if (rows > kPage) {
       rows = (rows - 1) / kPage * kPage;
     } else if (!step_.few.empty() || !step_.many.empty() || !residency_.GiveWay(*sequence)) {
@@ -263,7 +263,7 @@ void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> toke
     tree_.Add(sequence.get());
     tree_.LeaveCheckpoint(sequence.get());
   }
-  pool_.Slide(sequence.get());
+  pool_.Slide(sequence.get(), sequence->computed);
   if (token) events_.push_back({sequence, token, sequence->end});
   if (sequence->end) {
     Finish(sequence);

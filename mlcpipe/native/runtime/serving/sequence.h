@@ -29,6 +29,7 @@ struct Request {
   double arrival = 0;
   bool keep = false;           // the pages of the prompt stay when the answer has ended
   bool deterministic = false;  // takes only pages that were computed with the arithmetic that it would use
+  bool redraws = false;        // its rows may be computed again: the slot before them stays
 };
 
 // kWaiting has no pages. kPrefilling has tokens to compute before its next one is drawn, kRunning only its last.

@@ -72,8 +72,12 @@ MANIFESTS: dict[str, tuple[Change, int, str]] = {
     "bytes": (lambda m: m["files"]["template.bin"].update(bytes=1), BUNDLE, "template.bin has changed.*expected 1 bytes"),
     "no library": (lambda m: m["files"].pop("lib/model.so"), BUNDLE, "no code for this program in .*one file in lib/"),
     "vocabulary": (lambda m: m["model"].update(vocab_size=300), BUNDLE, "manifest and library differ in vocab_size"),
-    "a number": (lambda m: m["model"].update(num_layers=0), BUNDLE, "num_layers.*integer from 1"),
-    "no number": (lambda m: m["model"].update(head_dim="16"), BUNDLE, "head_dim.*integer"),
+    "a number": (lambda m: m["model"].update(max_batch=0), BUNDLE, "max_batch.*integer from 1"),
+    "no number": (lambda m: m["model"].update(context_length="16"), BUNDLE, "context_length.*integer"),
+    "no states": (lambda m: m.update(states=[]), BUNDLE, "states in .*expected 1 to 10000"),
+    "windows": (
+        lambda m: m.update(states=[{**m["states"][0], "window": i} for i in range(17)]), BUNDLE, "16 windows or less",
+    ),
     "a shape": (lambda m: m["params"][0].update(shape=[1]), BUNDLE, "shape"),
     "a parameter": (lambda m: m["params"].pop(), BUNDLE, "a parameter of the manifest"),
     "memory": (lambda m: m["memory_plan"].update(workspace_bytes={}), BUNDLE, "differ in memory_plan"),
@@ -88,6 +92,45 @@ def test_a_changed_manifest_is_refused(name: str, bundle: Path, runtime: Runtime
     change, code, words = MANIFESTS[name]
     edit(bundle / "mlcpipe.json", change)
     refused(runtime, bundle, code, words)
+
+
+# Changes to the first state and its first part, of 16 tokens by 16 numbers.
+STATES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "kind": ({"kind": "ring"}, {}, "kind in .*expected pages or slot; found ring"),
+    "a window before all tokens": ({"window": -1}, {}, "window in .*integer from 0"),
+    "a slot with a window": ({"kind": "slot", "window": 8}, {}, "window in .*integer from 0 to 0"),
+    "a slot with tokens": ({"kind": "slot"}, {}, "token_axis in .*expected null"),
+    "dtype": ({"dtype": "int4"}, {}, "dtype in .*expected float32, float16 or int8; found int4"),
+    "dtype of a part": ({}, {"dtype": "float64"}, "dtype in .*found float64"),
+    "half an element": (
+        {"kind": "slot", "dtype": "float32", "parts": [{"name": "a", "dtype": "int8", "shape": [5], "token_axis": None}]},
+        {}, "arrays of whole elements of float32",
+    ),
+    "no parts": ({"parts": []}, {}, "arrays of whole elements"),
+    "many parts": ({"parts": [{"name": "a", "dtype": "int8", "shape": [16], "token_axis": 0}] * 65}, {}, "at most 64"),
+    "no copies": ({"copies": 0}, {}, "copies in .*integer from 1"),
+    "copies beyond memory": ({"copies": 2**31 - 1}, {}, "copies in .*at most 2147483647 bytes"),
+    "no shape": ({}, {"shape": []}, "shape in .*an axis of tokens"),
+    "an extent": ({}, {"shape": [0, 16]}, "shape in .*integers from 1"),
+    "a product of 2**64": ({}, {"shape": [2**30, 2**30, 16], "token_axis": 2}, "shape in .*at most 2147483647 bytes"),
+    "an axis that is none": ({}, {"token_axis": 2}, "token_axis in .*integer from 0 to 1"),
+    "an axis before all": ({}, {"token_axis": -1}, "token_axis in .*integer from 0 to 1"),
+    "no axis": ({}, {"token_axis": None}, "token_axis in .*integer"),
+    "tokens of half a page": ({}, {"shape": [16, 8]}, "token_axis in .*an axis of 16 tokens"),
+    "not the library's": ({"copies": 3}, {}, "manifest and library differ in states"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_no_kernel_could_use_is_refused(name: str, bundle: Path, runtime: Runtime) -> None:
+    of_state, of_part, words = STATES[name]
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["states"][0]["parts"][0].update(of_part)
+        manifest["states"][0].update(of_state)
+
+    edit(bundle / "mlcpipe.json", change)
+    refused(runtime, bundle, BUNDLE, words)
 
 
 def first(index: dict[str, Any]) -> dict[str, Any]:

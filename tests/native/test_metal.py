@@ -163,7 +163,8 @@ def test_what_runs_elsewhere(
 
 
 def test_memory_is_planned(metal: Runtime, python: dict[str, Any]) -> None:
-    memory = read_manifest(python["bundle"]).memory_plan
+    stated = read_manifest(python["bundle"])
     plan = metal.plan(python["bundle"], context_length=64)
-    assert (plan.weights_bytes, plan.kv_bytes) == (memory.weights_bytes, 64 * memory.kv_bytes_per_token)
+    expected = (stated.memory_plan.weights_bytes, 64 * stated.kv_bytes_per_token)
+    assert (plan.weights_bytes, plan.kv_bytes) == expected
     assert plan.fits and 0 < plan.free_bytes <= 8 << 30  # of the emulated GPU

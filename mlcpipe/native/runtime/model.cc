@@ -284,7 +284,8 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
     return Error(Code::kUsage, "cannot read the saved chat").Where(path).Expected(expected).Found(found);
   });
   const ModelInfo& model = manifest_.model;
-  SavedChat saved(file.text(), path, Header(), manifest_.states, {model.vocab_size, plan_.context_length, model.context_length});
+  const ChatLimits limits{model.vocab_size, plan_.context_length, model.context_length};
+  SavedChat saved(file.text(), path, Header(), manifest_.states, limits);
   CheckChat(saved.chat);
   on_chat(saved.chat);
   if (states_.empty()) states_ = MakeStates(manifest_.states, device_, plan_.units);

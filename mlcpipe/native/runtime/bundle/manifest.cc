@@ -50,12 +50,12 @@ JsonObject Read(const Files& source) {
 }
 
 int64_t ItemBytes(const JsonObject& json) {
-  constexpr std::pair<const char*, int64_t> kItemBytes[] = {{"float32", 4}, {"float16", 2}, {"int8", 1}, {"uint8", 1}};
+  constexpr std::pair<const char*, int64_t> kItemBytes[] = {{"float32", 4}, {"float16", 2}, {"int8", 1}};
   const std::string dtype = json.Text("dtype");
   for (const auto& [name, bytes] : kItemBytes) {
     if (dtype == name) return bytes;
   }
-  throw json.Wrong("dtype", "float32, float16, int8 or uint8").Found(dtype);
+  throw json.Wrong("dtype", "float32, float16 or int8").Found(dtype);
 }
 
 // A product of bytes, which a unit has room for.

@@ -19,8 +19,10 @@ void State::ClearUnused(int64_t tokens, uint8_t* unit) const {
   if (!paged || !used) return;
   for (int64_t copy = 0; copy < copies; ++copy) {
     for (const StatePart& part : parts) {
-      auto bytes = static_cast<size_t>(part.bytes);  // of a token, and what lies behind it on the other axes
-      for (int64_t axis = 0; axis <= part.token_axis; ++axis) bytes /= static_cast<size_t>(part.shape[static_cast<size_t>(axis)]);
+      auto bytes = static_cast<size_t>(part.bytes);  // of a token, on the axes behind that of tokens
+      for (size_t axis = 0; axis <= static_cast<size_t>(part.token_axis); ++axis) {
+        bytes /= static_cast<size_t>(part.shape[axis]);
+      }
       uint8_t* const end = unit + part.bytes;
       for (; unit < end; unit += kPage * bytes) std::memset(unit + used * bytes, 0, (kPage - used) * bytes);
     }

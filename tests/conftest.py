@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tests.once import once, shared_folder  # noqa: F401  fixtures
 from tests.tiers import (  # noqa: F401  hooks
     pytest_collection_modifyitems,
+    pytest_ignore_collect,
     pytest_runtest_call,
     pytest_runtest_protocol,
     pytest_sessionfinish,

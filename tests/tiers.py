@@ -22,6 +22,7 @@ import pytest
 MAX_FAST_S = 60.0
 SLOWEST = 12  # lines of the table
 FOLDER = Path(__file__).parent
+FAST = "not (full or alone or everything)"  # as in the Makefile
 # Need more than Python: drivers, browsers, emulators, other compilers.
 FULL_FOLDERS = ("cuda", "e2e", "gpu", "metal", "native", "opencl", "spirv", "vulkan", "webgpu")
 OTHER_TIERS = ("full", "alone", "everything")
@@ -60,6 +61,12 @@ ENABLE = (
     ("Windows", "Windows"),
     ("CPU|dot product|base of its architecture", "another CPU"),
 )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not import what it would leave out."""
+    left_out = collection_path.parent == FOLDER and collection_path.name in FULL_FOLDERS
+    return True if left_out and config.option.markexpr == FAST else None
 
 
 def _cpu_s() -> float:

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from tests.once import once, shared_folder  # noqa: F401  fixtures
+from tests.once import once, shared_folder, shared_work  # noqa: F401  fixtures
 from tests.tiers import (  # noqa: F401  hooks
     pytest_collection_modifyitems,
     pytest_ignore_collect,
@@ -215,7 +215,7 @@ def wasm_runtime(own_cache: Path, shared: Path) -> None:
     from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
     from mlcpipe.progress import SilentProgress
 
-    with FileLock(shared / "wasm.lock"):
+    with FileLock(shared / "wasm.lock"), shared_work():
         runtime_objects(find_emcc(), shared, SilentProgress())
     (own_cache / "wasm_runtime").symlink_to(shared / "wasm_runtime", target_is_directory=True)
 
@@ -232,7 +232,7 @@ class Bundles:
         import mlcpipe
 
         bundle = self.folder / quantization
-        with FileLock(f"{bundle}.lock"):
+        with FileLock(f"{bundle}.lock"), shared_work():
             if not bundle.exists():
                 mlcpipe.compile(self.checkpoint, target=self.target, quantization=quantization, output=bundle)
         return bundle

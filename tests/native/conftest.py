@@ -16,7 +16,7 @@ from mlcpipe.private import private_folder
 from tests.conftest import DEMO, Bundles
 from tests.native.cxx import Build, Cxx, find_cxx
 from tests.native.engine import Runtime
-from tests.once import Once
+from tests.once import Once, shared_work
 
 if TYPE_CHECKING:
     from mlcpipe.compiler.native_runtime import DevicePlugin
@@ -45,7 +45,8 @@ def runtime(shared: Path) -> Runtime:
     from mlcpipe.compiler.link import find_cxx
     from mlcpipe.compiler.native_runtime import shared_library
 
-    return Runtime(shared_library(find_cxx(), private_cache(shared)))
+    with shared_work():
+        return Runtime(shared_library(find_cxx(), private_cache(shared)))
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +66,8 @@ def vulkan_runtime(shared: Path, vulkan_plugin: DevicePlugin) -> Runtime:
     from mlcpipe.compiler.link import find_cxx
     from mlcpipe.compiler.native_runtime import shared_library
 
-    return Runtime(shared_library(find_cxx(), private_cache(shared), vulkan_plugin))
+    with shared_work():
+        return Runtime(shared_library(find_cxx(), private_cache(shared), vulkan_plugin))
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +90,8 @@ def program(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mlcpipe.compiler.native_runtime import write_program
 
     path = tmp_path_factory.mktemp("program") / "chat"
-    write_program(find_cxx(), private_cache(shared), None, path)
+    with shared_work():
+        write_program(find_cxx(), private_cache(shared), None, path)
     return path
 
 

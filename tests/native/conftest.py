@@ -12,8 +12,7 @@ import pytest
 
 from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.host.cpu_features import architecture
-from mlcpipe.private import private_folder
-from tests.conftest import DEMO, Bundles
+from tests.conftest import DEMO, Bundles, private_cache
 from tests.native.cxx import Build, Cxx, find_cxx
 from tests.native.engine import Runtime
 from tests.once import Once, shared_work
@@ -32,11 +31,6 @@ def cxx(once: Once) -> Cxx:
 def native_library(cxx: Cxx) -> Build:
     """Builds a shared library of sources of the runtime and of tests, and loads it."""
     return cxx.library
-
-
-def private_cache(shared: Path) -> Path:
-    """A folder for what is compiled once in a run of all workers."""
-    return private_folder(shared / "native-cache")
 
 
 @pytest.fixture(scope="session")

@@ -116,6 +116,7 @@ def hub_named_folder(folder: Path, bundle: Path) -> str:
     return "hf://org/name"
 
 
+@pytest.mark.full
 def test_a_name_of_the_hub_is_never_a_folder(
     cache: Path,
     tiny_bundles: Bundles,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import ledger
+from tests import ledger, tiers
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = {"fast": {"all of it": 100, "tests/a.py": 30}, "full": {"all of it": 50}}
@@ -51,3 +51,8 @@ def test_files_of_the_ledger_exist() -> None:
     written = json.loads(ledger.PATH.read_text(encoding="utf-8"))
     names = {name for files in written.values() for name in files} - {"all of it", ledger.SHARED}
     assert sorted(name for name in names if not (ROOT / name).is_file()) == []
+
+
+@pytest.mark.parametrize("tier", [tiers.FAST, tiers.FULL])
+def test_tiers_are_those_of_the_makefile(tier: str) -> None:
+    assert f'-m "{tier}"' in (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -78,6 +78,7 @@ def _with_result(work: Generator[None, None, Any]) -> Iterator[Any]:
 def test_a_prompt_cut_at_any_token_has_the_same_bits(bundle: LoadedBundle) -> None:
     model, tokens = LoadedModel(bundle), words(40)
     whole = model.all_logits(tokens)
+    np.testing.assert_allclose(whole, tiny.reference_logits(CASE, tokens), rtol=0, atol=1e-4)
     for cut in range(1, len(tokens)):
         (rest,) = model.logit_parts(tokens, begin=cut)
         np.testing.assert_array_equal(rest, whole[cut:], f"cut after {cut} tokens")

@@ -16,9 +16,11 @@ import pytest
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from tests.once import once, shared_folder  # noqa: F401  fixtures
+from mlcpipe.private import private_folder
+from tests.once import once, shared_folder, shared_work  # noqa: F401  fixtures
 from tests.tiers import (  # noqa: F401  hooks
     pytest_collection_modifyitems,
+    pytest_ignore_collect,
     pytest_runtest_call,
     pytest_runtest_protocol,
     pytest_sessionfinish,
@@ -179,17 +181,27 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def with_kernels(cache: Path, shared: Path) -> Path:
-    """A folder for MLCPIPE_CACHE, whose store of compiled kernels is that of all of pytest's workers."""
-    (shared / "kernels").mkdir(exist_ok=True)
-    (cache / "kernels").symlink_to(shared / "kernels", target_is_directory=True)
+# What any test may cause to be compiled, by its folder in the cache.
+MADE_ONCE = ("kernels", "native", "vulkan")
+
+
+def linked_cache(cache: Path, shared: Path) -> Path:
+    """A folder for MLCPIPE_CACHE. Kernels, the native runtime and the Vulkan plugin in it are those of all workers."""
+    for name in MADE_ONCE:
+        made = private_folder(private_cache(shared) / name)
+        (cache / name).symlink_to(made, target_is_directory=True)
     return cache
+
+
+def private_cache(shared: Path) -> Path:
+    """The folder of what is compiled once in a run of all workers, as a cache."""
+    return private_folder(shared / "cache")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tests leave the user's cache of digests and bundles, and the record of own bundles, alone."""
-    folder = with_kernels(tmp_path_factory.mktemp("mlcpipe-cache"), shared)
+    folder = linked_cache(tmp_path_factory.mktemp("mlcpipe-cache"), shared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLCPIPE_CACHE", str(folder))
         patch.setenv("MLCPIPE_CONFIG", str(shared / "config"))
@@ -214,7 +226,7 @@ def wasm_runtime(own_cache: Path, shared: Path) -> None:
     from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
     from mlcpipe.progress import SilentProgress
 
-    with FileLock(shared / "wasm.lock"):
+    with FileLock(shared / "wasm.lock"), shared_work():
         runtime_objects(find_emcc(), shared, SilentProgress())
     (own_cache / "wasm_runtime").symlink_to(shared / "wasm_runtime", target_is_directory=True)
 
@@ -231,7 +243,7 @@ class Bundles:
         import mlcpipe
 
         bundle = self.folder / quantization
-        with FileLock(f"{bundle}.lock"):
+        with FileLock(f"{bundle}.lock"), shared_work():
             if not bundle.exists():
                 mlcpipe.compile(self.checkpoint, target=self.target, quantization=quantization, output=bundle)
         return bundle

@@ -19,9 +19,13 @@ from typing import Any
 
 import pytest
 
+from tests import ledger
+from tests.once import cpu_s, shared_s
+
 MAX_FAST_S = 60.0
 SLOWEST = 12  # lines of the table
 FOLDER = Path(__file__).parent
+FAST, FULL = "not (full or alone or everything)", "full and not (alone or everything)"  # as in the Makefile
 # Need more than Python: drivers, browsers, emulators, other compilers.
 FULL_FOLDERS = ("cuda", "e2e", "gpu", "metal", "native", "opencl", "spirv", "vulkan", "webgpu")
 OTHER_TIERS = ("full", "alone", "everything")
@@ -62,9 +66,10 @@ ENABLE = (
 )
 
 
-def _cpu_s() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not import what it would leave out."""
+    left_out = collection_path.parent == FOLDER and collection_path.name in FULL_FOLDERS
+    return True if left_out and config.option.markexpr == FAST else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -95,23 +100,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Note seconds of CPU time of a test with its fixtures."""
-    item.stash[_BEGAN] = _cpu_s()
+    item.stash[_BEGAN] = cpu_s(), shared_s()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """A test of the fast tier fails if it takes more CPU time than its tier allows; fixtures do not count."""
-    began = _cpu_s()
+    began = cpu_s()
     result = yield
-    spent = _cpu_s() - began
-    item.user_properties.append(("cpu_s", round(_cpu_s() - item.stash[_BEGAN], 2)))
+    spent = cpu_s() - began
+    whole, shared = cpu_s() - item.stash[_BEGAN][0], shared_s() - item.stash[_BEGAN][1]
+    item.user_properties += [("cpu_s", round(whole, 2)), ("shared_s", round(shared, 2))]
     if spent > MAX_FAST_S and not any(item.get_closest_marker(name) for name in OTHER_TIERS):
         pytest.fail(f"takes {spent:.0f} s of CPU time, of {MAX_FAST_S:.0f} in `make test`: mark it full", pytrace=False)
     return result
 
 
-_BEGAN = pytest.StashKey[float]()
+_BEGAN = pytest.StashKey[tuple[float, float]]()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -137,9 +143,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run with all tools that skipped tests for want of one."""
+    """Fail a run that outgrew its ledger, and one with all tools that skipped tests for want of one."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("MLCPIPE_TEST_TOOLS") != "all" or reporter is None:
+    if reporter is None:
+        return
+    tier = {FAST: "fast", FULL: "full"}.get(session.config.option.markexpr)
+    if tier is not None:
+        spent = ledger.spent(report for key in ("passed", "failed") for report in reporter.stats.get(key, ()))
+        if grown := ledger.check(tier, spent):
+            reporter.write_line("\n" + "\n".join(grown), red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if os.environ.get("MLCPIPE_TEST_TOOLS") != "all":
         return
     missing = sorted({reason for report in reporter.stats.get("skipped", ()) if _tool(reason := _reason(report))})
     if missing:

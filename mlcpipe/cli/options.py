@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -14,6 +15,8 @@ from mlcpipe.cli.chat.settings import KNOBS, Knob, Settings
 from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP, NO_CALIBRATION, OWN_CALIBRATION
 from mlcpipe.errors import UsageError
 from mlcpipe.files import local_path
+
+Options = TypeVar("Options")
 
 ModelArgument = Annotated[
     str | None,
@@ -138,6 +141,28 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def from_fields(kind: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Give a command that takes a dataclass an option for each of its fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(kind)  # type: ignore[arg-type]
+    ]
+
+    def decorate(command: Callable[[Options], None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            command(kind(**values))
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
 def _sampling_parameter(key: str, knob: Knob) -> inspect.Parameter:

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 from tvm.ir import StringImm
 
+from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.checkpoint.draft_heads import DraftHead
 from mlcpipe.compiler.draft_heads import build_draft_head
 from mlcpipe.defaults import KEEP
@@ -78,6 +79,10 @@ def prepare_model(
     model.kernels, model.own_pages = target.kernels, target.own_pages
     if not target.own_pages:
         model.check_uniform(target.name)
+    if draft_head is not None and slot_bytes(model.states()):
+        raise ConfigError(
+            "no draft heads for layers whose states do not go back", where=draft_head.path, found=model.facts.model_type
+        )
     return model
 
 

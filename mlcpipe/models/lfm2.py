@@ -86,8 +86,6 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     heads = file.numbers("attention.head_count_kv", config["num_hidden_layers"])
     config["layer_types"] = [ATTENDS if count else CONVOLVES for count in heads]
     config["conv_L_cache"] = file.integer("shortconv.l_cache")
-    first = config["layer_types"].index(CONVOLVES) if CONVOLVES in config["layer_types"] else 0
-    config["conv_bias"] = f"blk.{first}.shortconv.conv.bias" in file
     config["block_auto_adjust_ff_dim"] = False
     config["norm_eps"] = config.pop("rms_norm_eps")
 

@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import tirx
+from tvm_ffi import structural_hash
 
 from mlcpipe.compiler.link import find_linker
 from mlcpipe.passes import pipeline
@@ -102,20 +103,32 @@ def by_elementwise(definition: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def compile_together(functions: Mapping[str, tirx.PrimFunc]) -> Mapping[str, Any]:
     """Symbol -> callable, from one IRModule compiled for this CPU."""
-    library = _generate(functions)
-    return {name: library[name] for name in functions}
+    names = first_names(functions)
+    library = _generate(functions, names)
+    return {name: library[names[name]] for name in functions}
 
 
-def link_together(functions: Mapping[str, tirx.PrimFunc], folder: Path) -> str:
-    """The path of a shared library of functions, compiled like those of `compile_together`, for other processes too."""
-    made, library = folder / "kernels.o", folder / "kernels.so"
-    _generate(functions).write_to_file(str(made))
+def link_together(functions: Mapping[str, tirx.PrimFunc], folder: Path) -> tuple[str, dict[str, str]]:
+    """The path of a shared library of functions, compiled like those of `compile_together`, for other processes too.
+
+    And the name of each function in it.
+    """
+    made, library, names = folder / "kernels.o", folder / "kernels.so", first_names(functions)
+    _generate(functions, names).write_to_file(str(made))
     find_linker().run(["-shared", "-fPIC", str(made), "-o", str(library)])
-    return str(library)
+    return str(library), names
 
 
-def _generate(functions: Mapping[str, tirx.PrimFunc]) -> Any:
-    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+def first_names(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, str]:
+    """Symbol -> that of the first function with this code: kernels for few rows and for many are often one."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(structural_hash(func), name) for name, func in functions.items()}
+
+
+def _generate(functions: Mapping[str, tirx.PrimFunc], names: Mapping[str, str]) -> Any:
+    mod = tvm.IRModule(
+        {name: functions[name].with_attr("global_symbol", name) for name in dict.fromkeys(names.values())}
+    )
     target = tvm_target(cpu(), variant())
     lowered = pipeline.run(KernelModule(mod, target), pipeline.LLVM)
     return tvm.get_global_func("target.build.llvm")(lowered.mod, target)

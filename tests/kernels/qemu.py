@@ -23,7 +23,7 @@ from mlcpipe.compiler.link import find_linux_linker
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import KernelModule
 from mlcpipe.targets import host_instruction_sets
-from tests.kernels.harness import Array, Call, Case, assert_within, variant
+from tests.kernels.harness import Array, Call, Case, assert_within, first_names, variant
 
 HARNESS = Path(__file__).with_name("qemu_harness.c")
 AMX_EMULATOR = Path(__file__).with_name("amx_emulator.c")
@@ -88,11 +88,14 @@ def machine_code(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
 def link(machine: Machine, functions: Mapping[str, tirx.PrimFunc], folder: Path) -> Path:
     """A static program of the compiled functions and the harness; kernel i of its calls is the i-th function."""
     folder.mkdir(parents=True, exist_ok=True)
-    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+    names = first_names(functions)
+    mod = tvm.IRModule(
+        {name: functions[name].with_attr("global_symbol", name) for name in dict.fromkeys(names.values())}
+    )
     kernels, table, program = folder / "kernels.o", folder / "table.c", folder / "program"
     library = machine_code(mod, machine.target())
     library.write_to_file(str(kernels), "o")
-    table.write_text(_table(list(functions)), encoding="utf-8")
+    table.write_text(_table(list(names.values())), encoding="utf-8")
     linker = find_linux_linker(machine.arch)
     assert linker is not None, machine.missing()
     include = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
@@ -102,7 +105,9 @@ def link(machine: Machine, functions: Mapping[str, tirx.PrimFunc], folder: Path)
 
 
 def _table(names: Sequence[str]) -> str:
-    declared = "".join(f"int __tvm_ffi_{n}(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);\n" for n in names)
+    declared = "".join(
+        f"int __tvm_ffi_{n}(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);\n" for n in dict.fromkeys(names)
+    )
     listed = "".join(f"  __tvm_ffi_{n},\n" for n in names)
     return (
         f"#include <tvm/ffi/c_api.h>\n{declared}const TVMFFISafeCallType KERNELS[] = {{\n{listed}}};\n"

@@ -12,8 +12,8 @@ import pytest
 import tvm
 
 from tests.kernels.cases.cpu import CASES, library
-from tests.kernels.cases.cpu.int8 import HERE, MORE
-from tests.kernels.cases.cpu.matmul import INTEGERS, KEPT
+from tests.kernels.cases.cpu.int8 import HERE
+from tests.kernels.cases.cpu.matmul import INTEGERS, KEPT, MORE
 from tests.kernels.cases.cpu.page_attention import SHAPES, library_of
 from tests.kernels.harness import Case, assert_outputs, functions_of, link_together
 from tests.once import Once
@@ -56,10 +56,12 @@ def kernels(once: Once) -> Kernels:
 
     @cache
     def load(name: str, definitions: bool = False) -> Any:
-        def work(folder: Path) -> str:
+        def work(folder: Path) -> object:
             return link_together(functions_of(library(name), definitions=definitions), folder)
 
-        return tvm.runtime.load_module(once(f"cpu-{name}-{'definitions' if definitions else 'kernels'}", work))
+        path, names = once(f"cpu-{name}-{'definitions' if definitions else 'kernels'}", work)
+        loaded = tvm.runtime.load_module(path)
+        return {symbol: loaded[first] for symbol, first in names.items()}
 
     return load
 

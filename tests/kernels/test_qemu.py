@@ -21,8 +21,8 @@ from mlcpipe.targets import load_target
 from tests.kernels.cases import cpu as all_cases
 from tests.kernels.cases.cpu.adapters import adapted_cases
 from tests.kernels.cases.cpu.alone import Product, assert_rows_are_as_alone
-from tests.kernels.cases.cpu.int8 import HERE, MORE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
-from tests.kernels.cases.cpu.matmul import Matmul, whole
+from tests.kernels.cases.cpu.int8 import HERE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
+from tests.kernels.cases.cpu.matmul import MORE, Matmul, whole
 from tests.kernels.cases.cpu.page_attention import (
     SHAPES,
     PageKernel,

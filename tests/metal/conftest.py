@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.metal import emulation
+from tests.once import Once
 
 
 @pytest.fixture(scope="session")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runtime(once: Once) -> Path:
     """The library; tests that need it skip where it cannot be made."""
     if reason := emulation.missing():
         pytest.skip(reason)
-    return emulation.build_runtime(tmp_path_factory.mktemp("runtime"))
+    return Path(once("emulated-metal", lambda folder: str(emulation.build_runtime(folder))))

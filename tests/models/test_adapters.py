@@ -20,7 +20,15 @@ from tests.models.adapter_batch import ANSWER, CASES, Batch, assert_is_merged, m
 from tests.models.adapter_files import config, random_pairs, write_adapter
 from tests.models.stepping import Steps
 
-FAMILIES = ("llama-default", "qwen2-default", "gemma2-softcaps", "phi3-longrope", "qwen3_moe-default", "olmo2-default")
+FAMILIES = (
+    "llama-default",
+    "qwen2-default",
+    "gemma2-softcaps",
+    "phi3-longrope",
+    "qwen3_moe-default",
+    "olmo2-default",
+    "lfm2-default",
+)
 Compile = Callable[..., Path]
 
 

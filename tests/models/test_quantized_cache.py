@@ -18,6 +18,7 @@ FAMILIES = ("gemma2", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen2
 @pytest.mark.parametrize(
     "name", [pytest.param(f"{n}-default", marks=() if n == "phi3" else pytest.mark.everything) for n in FAMILIES]
 )
+@pytest.mark.full
 def test_errors_of_q4_are_those_of_its_steps(name: str, tmp_path: Path) -> None:
     """A step of q4 is 127 / 8 = 16 times one of q8, and so is its error, as long as that is small against the logits.
 

@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="the checkpoint is a transformers mod
 
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
+from mlcpipe.errors import UsageError
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.model import LoadedModel
@@ -77,6 +78,7 @@ def _with_result(work: Generator[None, None, Any]) -> Iterator[Any]:
 def test_a_prompt_cut_at_any_token_has_the_same_bits(bundle: LoadedBundle) -> None:
     model, tokens = LoadedModel(bundle), words(40)
     whole = model.all_logits(tokens)
+    np.testing.assert_allclose(whole, tiny.reference_logits(CASE, tokens), rtol=0, atol=1e-4)
     for cut in range(1, len(tokens)):
         (rest,) = model.logit_parts(tokens, begin=cut)
         np.testing.assert_array_equal(rest, whole[cut:], f"cut after {cut} tokens")
@@ -163,8 +165,10 @@ def test_a_model_without_attention_is_served(tmp_path: Path) -> None:
         tiny.write_tiny(case, tmp_path / "checkpoint", seed=0), target="cpu-native", quantization="q0f32",
         output=tmp_path / "bundle", context_length=128,
     )  # fmt: skip
-    greedy = SamplingParams(temperature=0.0)
+    greedy, options = SamplingParams(temperature=0.0), {"max_queue": 4, "sequences": 2, "step_s": 0.1}
+    with pytest.raises(UsageError, match="a draft model; expected models whose states go back .*; found lfm2, lfm2"):
+        open_engine(LoadedModel(load_bundle(path)), draft_model=LoadedModel(load_bundle(path)), drafts=True, **options)
     expected = Engine(path).generate(words(40), sampling=greedy, max_tokens=ANSWER, ignore_eos=True).token_ids
-    engine = open_engine(LoadedModel(load_bundle(path)), max_queue=4, sequences=2, step_s=0.1, drafts=False)
+    engine = open_engine(LoadedModel(load_bundle(path)), drafts=True, **options)
     assert [event.token for event in engine.submit(interface.Request(words(40), ANSWER, greedy))] == expected
     engine.close()

@@ -15,6 +15,7 @@ from tests.models import tiny
 from tests.models.variants import VARIANTS
 
 CASES = [case for model_type in VARIANTS for case in tiny.family_cases(model_type)]
+COMMITTED = [case for cases in tiny.tiny_checkpoints().values() for case in cases if case.id in tiny.SEEDS]
 SOME = ("llama-dynamic", "gemma3_text-default", "qwen3_moe-default", "gpt_oss-default", "olmo2-default")
 
 
@@ -37,6 +38,15 @@ def test_saved_checkpoint_is_the_reference_model(case: tiny.TinyCase, tmp_path: 
         reloaded = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
     assert not any(report.values()), report
     np.testing.assert_array_equal(reloaded, tiny.reference_logits(case, tokens))
+
+
+@pytest.mark.parametrize("case", COMMITTED, ids=lambda case: case.id)
+@pytest.mark.fast_cases("llama-default")
+@pytest.mark.full_cases(*SOME)
+def test_committed_seeds_are_found_again(case: tiny.TinyCase) -> None:
+    assert tiny.SEEDS[case.id] == {"of": tiny.digest(case), "seed": tiny.search_seed(case)}, (
+        "python -m tests.models.tiny"
+    )
 
 
 @pytest.mark.fast_cases("llama-default", "gemma2-default", "phi3-longrope")

@@ -12,11 +12,10 @@ import pytest
 
 from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.host.cpu_features import architecture
-from mlcpipe.private import private_folder
-from tests.conftest import DEMO, Bundles
+from tests.conftest import DEMO, Bundles, private_cache
 from tests.native.cxx import Build, Cxx, find_cxx
 from tests.native.engine import Runtime
-from tests.once import Once
+from tests.once import Once, shared_work
 
 if TYPE_CHECKING:
     from mlcpipe.compiler.native_runtime import DevicePlugin
@@ -34,18 +33,14 @@ def native_library(cxx: Cxx) -> Build:
     return cxx.library
 
 
-def private_cache(shared: Path) -> Path:
-    """A folder for what is compiled once in a run of all workers."""
-    return private_folder(shared / "native-cache")
-
-
 @pytest.fixture(scope="session")
 def runtime(shared: Path) -> Runtime:
     """The native runtime with TVM's, compiled once for all of pytest's workers: it takes most of a minute."""
     from mlcpipe.compiler.link import find_cxx
     from mlcpipe.compiler.native_runtime import shared_library
 
-    return Runtime(shared_library(find_cxx(), private_cache(shared)))
+    with shared_work():
+        return Runtime(shared_library(find_cxx(), private_cache(shared)))
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +60,8 @@ def vulkan_runtime(shared: Path, vulkan_plugin: DevicePlugin) -> Runtime:
     from mlcpipe.compiler.link import find_cxx
     from mlcpipe.compiler.native_runtime import shared_library
 
-    return Runtime(shared_library(find_cxx(), private_cache(shared), vulkan_plugin))
+    with shared_work():
+        return Runtime(shared_library(find_cxx(), private_cache(shared), vulkan_plugin))
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +84,8 @@ def program(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mlcpipe.compiler.native_runtime import write_program
 
     path = tmp_path_factory.mktemp("program") / "chat"
-    write_program(find_cxx(), private_cache(shared), None, path)
+    with shared_work():
+        write_program(find_cxx(), private_cache(shared), None, path)
     return path
 
 

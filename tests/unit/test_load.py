@@ -13,7 +13,7 @@ import mlcpipe
 from mlcpipe import cli, loading
 from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
 from mlcpipe.resources import demo_model_path
-from tests.conftest import Bundles, with_kernels, write_llama
+from tests.conftest import Bundles, linked_cache, write_llama
 
 QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
 
@@ -21,7 +21,7 @@ QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
 @pytest.fixture
 def cache(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cache").mkdir()
-    monkeypatch.setenv("MLCPIPE_CACHE", str(with_kernels(tmp_path / "cache", shared)))
+    monkeypatch.setenv("MLCPIPE_CACHE", str(linked_cache(tmp_path / "cache", shared)))
     return tmp_path / "cache"
 
 
@@ -116,6 +116,7 @@ def hub_named_folder(folder: Path, bundle: Path) -> str:
     return "hf://org/name"
 
 
+@pytest.mark.full
 def test_a_name_of_the_hub_is_never_a_folder(
     cache: Path,
     tiny_bundles: Bundles,

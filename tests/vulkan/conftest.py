@@ -17,31 +17,25 @@ from typing import Any
 import pytest
 
 from mlcpipe.errors import TargetError
+from tests.once import shared_work
 from tests.vulkan.kernels import Kernel, module_bytes
 from tests.vulkan.watch import has_layer, watching
 
 ROOT = Path(__file__).parents[2]
-SHARED = ROOT / "build" / "vulkan"
 Start = Callable[..., dict[str, Any]]
 Compiled = Callable[[Sequence[Kernel]], Any]
 
 
 @pytest.fixture(scope="session")
 def plugin(own_cache: Path) -> Path:
-    """The compiled plugin, in this session's cache. One compilation serves all workers and later sessions."""
+    """The plugin, which the first of all workers compiles."""
     from mlcpipe.devices.support import vulkan_plugin
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLCPIPE_CACHE", str(SHARED))
-        try:
-            built = vulkan_plugin.build()
-        except TargetError as error:
-            pytest.skip(f"needs a C++ compiler and Vulkan's headers: {error}")
-    target = own_cache / "vulkan" / built.name
-    target.parent.mkdir(exist_ok=True)
-    if not target.exists():
-        shutil.copy2(built, target)
-    return target
+    try:
+        with shared_work():
+            return vulkan_plugin.build()
+    except TargetError as error:
+        pytest.skip(f"needs a C++ compiler and Vulkan's headers: {error}")
 
 
 @pytest.fixture(scope="session")

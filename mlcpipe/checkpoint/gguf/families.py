@@ -203,7 +203,7 @@ def _kv_heads(metadata: Metadata, arch: str, family: GgufFamily, heads: int) -> 
         return metadata.integer(key, heads)
     counts = metadata.numbers(key, metadata.integer(f"{arch}.block_count"))
     found = set(counts.tolist()) - {0}
-    if counts.dtype.kind not in "iu" or len(found) != 1:
+    if counts.dtype.kind not in "iu" or len(found) != 1 or min(found) < 0:
         raise metadata.error(key, "one integer for all layers that attend", shown(sorted(found)))
     return int(found.pop())
 

@@ -40,6 +40,12 @@ def open_engine(
     where pages cannot be copied.
     """
     models = [one for one in (model, draft_model) if one is not None]
+    recurrent = [one.bundle.manifest.model.model_type for one in models if slot_bytes(one.bundle.manifest.states)]
+    if draft_model is not None and recurrent:
+        raise UsageError(
+            "a draft model", expected="models whose states go back by a token", found=", ".join(recurrent),
+            next_step="serve without --draft-model",
+        )  # fmt: skip
     for one in models:
         one.release()
     bundle, bundles = model.bundle, [one.bundle for one in models]

@@ -91,17 +91,17 @@ def test_huge_manifest_is_refused_unparsed(bundle: Path) -> None:
     assert "too large" in refusal(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 2, 4, "3", None, 3.5, [3]])
+@pytest.mark.parametrize("version", [0, 3, 5, "4", None, 4.5, [4]])
 def test_other_version_names_the_command(bundle: Path, version: object) -> None:
     # Nothing else of the schema is looked at: the next version may have other fields.
     change(bundle, lambda m: m.update(format_version=version, kernels="of the future"))
     line = refusal(bundle)
-    assert "expected 3;" in line
+    assert "expected 4;" in line
     assert f"mlcpipe compile CHECKPOINT --target cpu --quantization q0f32 --output {bundle}" in line
 
 
 def test_hostile_names_do_not_reach_the_command(bundle: Path) -> None:
-    change(bundle, lambda m: m.update(format_version=4, quantization="x; rm -rf ~", target={"name": "-o"}))
+    change(bundle, lambda m: m.update(format_version=5, quantization="x; rm -rf ~", target={"name": "-o"}))
     line = refusal(bundle)
     assert "rm -rf" not in line
     assert "--target" not in line

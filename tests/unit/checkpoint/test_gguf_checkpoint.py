@@ -30,7 +30,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(write_llama(tmp_path_factory.mktemp("llama"), MODEL))
 
 
-def changed(source: Checkpoint, path: Path, arch: str = "llama", drop: str = "", **tensors: Any) -> Path:
+def changed(
+    source: Checkpoint, path: Path, arch: str = "llama", drop: str = "", kv_heads: Any = None, **tensors: Any
+) -> Path:
     """A file with `tensors` besides or in place of the checkpoint's, and `arch`'s keys; without the key `drop`."""
     values = {"token_embd.weight": source.read("model.embed_tokens.weight"), **tensors}
     writer = gguf.GGUFWriter(path, arch)
@@ -44,6 +46,8 @@ def changed(source: Checkpoint, path: Path, arch: str = "llama", drop: str = "",
     for key, value in keys.items():
         if key != drop:
             writer.add_uint32(f"{arch}.{key}", value)
+    if kv_heads is not None:
+        writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     add_vocabulary(writer, MODEL.vocab_size)
     for name, value in values.items():
@@ -148,6 +152,16 @@ def test_refusals(source: Checkpoint, tmp_path: Path, arguments: dict[str, Any],
     with pytest.raises((CheckpointError, ConfigError), match=message) as error:
         open_checkpoint(path)
     assert isinstance(error.value, MlcpipeError) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kv_heads", [None, 2, [2, 2], [0], [-2], [2.0]], ids=str)
+def test_a_family_where_some_layers_attend_has_kv_heads_for_each(
+    source: Checkpoint, tmp_path: Path, kv_heads: Any
+) -> None:
+    with pytest.raises(ConfigError, match="lfm2.attention.head_count_kv"):
+        open_checkpoint(changed(source, tmp_path / "m.gguf", "lfm2", kv_heads=kv_heads))
+    with pytest.raises(ConfigError, match="lfm2.shortconv.l_cache"):
+        open_checkpoint(changed(source, tmp_path / "good.gguf", "lfm2", kv_heads=[2]))
 
 
 def test_a_tensor_that_would_not_be_used_keeps_its_name(source: Checkpoint, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import with_kernels
+from tests.conftest import linked_cache
 
 ROOT = Path(__file__).resolve().parents[3]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -26,7 +26,7 @@ def cli_environment(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     return {
         **kept,
         "PYTHONPATH": paths,
-        "MLCPIPE_CACHE": str(with_kernels(tmp_path_factory.mktemp("cache"), shared)),
+        "MLCPIPE_CACHE": str(linked_cache(tmp_path_factory.mktemp("cache"), shared)),
         "MLCPIPE_CONFIG": str(tmp_path_factory.mktemp("config")),
         "TERM": "xterm-256color",
         "PYTHONUTF8": "1",

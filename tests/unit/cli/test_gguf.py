@@ -63,6 +63,7 @@ def test_kernels_of_kept_weights_are_tuned(mlcpipe_run: Run, quantized: Path, tm
     assert done.returncode == 2 and "kernels of kept weights are tuned from their GGUF file" in done.stderr
 
 
+@pytest.mark.full
 def test_weights_that_are_rounded_twice_are_announced(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:
     for scheme, note in (("q8f16_1", True), ("q0f32", False)):
         done = mlcpipe_run("convert", quantized, "-o", tmp_path / scheme, "--quantization", scheme)

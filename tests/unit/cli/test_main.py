@@ -176,6 +176,7 @@ def test_a_reader_that_leaves(cli_environment: dict[str, str]) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.full
 def test_doctor(mlcpipe_run: Run) -> None:
     done = mlcpipe_run("doctor", "--json")
     assert done.returncode == 0

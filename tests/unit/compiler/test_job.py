@@ -17,7 +17,6 @@ from mlcpipe.compiler.manifest import library_metadata
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.targets import load_target
 from tests.conftest import TinyLlama, write_llama
-from tir_schedules.paged import PAGE
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def test_libraries_are_named_after_companions(checkpoint: Path) -> None:
     companion = lower_companion(job, "webgpu-f16", "auto")
     assert (job.library, companion.library) == ("model", "model-f16")
     assert companion.tokenizer is job.tokenizer
-    assert library_metadata(companion)["model"]["page_size"] == PAGE
+    assert library_metadata(companion)["model"]["dtype"] == "float16"
 
 
 @pytest.mark.parametrize(("name", "function"), [("webgpu", "softmax_with_temperature"), ("cpu-native", "sample")])

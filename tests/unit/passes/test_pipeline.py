@@ -113,6 +113,7 @@ def test_the_kind_of_rows_follows_from_the_function() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.fast_cases(*(f"llama-{scheme}" for scheme in SCHEMES), *(f"{family}-q4f16_1" for family in FAMILIES))
 def test_hot_kernels_never_fall_back(family: str, scheme: str) -> None:
     """Every family with every scheme, through the passes that choose operations and the rules that schedule them."""
     state = pipeline.run(of_layer(family, scheme), pipeline.MODEL, pipeline.SCHEDULE)

@@ -73,6 +73,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "text.txt"
 
 
+@pytest.mark.full
 def test_the_divergence_is_that_of_a_checkpoint_with_one_matrix_rounded(
     checkpoint: Checkpoint, text: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def private_growth(work: Callable[[], Any]) -> int:
     return after - before
 
 
+@pytest.mark.full
 def test_an_engine_does_without_the_compiler(tiny_bundles: Bundles) -> None:
     """In a process that only runs, and in one that imports TVM after the library was loaded."""
     bundle = tiny_bundles["q4f16_1"]

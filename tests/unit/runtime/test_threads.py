@@ -184,6 +184,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.full
 def test_a_forked_child_answers_on_threads_of_its_own_and_ends(tiny_bundles: Bundles) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKS, str(tiny_bundles["q4f32_1"])], check=True, timeout=60)
 

@@ -193,9 +193,3 @@ def test_a_copy_that_nobody_needs_is_not_made() -> None:
     assert pool.reserve(child, 1)
     pool.release(child)
     assert pool.take_copies() == [] and pool.counts()[0].used == 3
-
-
-def test_groups_are_one_or_a_full_one_and_one_with_a_window() -> None:
-    for groups in ([], [PageGroup(1, 32), PageGroup(1)], [PageGroup(1)] * 3):
-        with pytest.raises(ValueError, match="one group"):
-            PagePool(groups)

@@ -27,6 +27,10 @@ def short_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.unfreeze()
 
 
+def _id(source: str) -> str:
+    return source[:60] + f"#{len(source)}"
+
+
 def million_steps_s() -> float:
     """CPU time of a million steps of a loop: some 20 ms, more where everything takes more."""
     started = time.thread_time()
@@ -35,7 +39,8 @@ def million_steps_s() -> float:
     return time.thread_time() - started
 
 
-@pytest.mark.parametrize("source", attacks.attacks(), ids=lambda source: source[:60] + f"#{len(source)}")
+@pytest.mark.parametrize("source", attacks.attacks(), ids=_id)
+@pytest.mark.fast_cases(*map(_id, attacks.attacks()[::3]))
 def test_an_attack_ends_soon_in_a_one_line_error(source: str) -> None:
     started = time.thread_time()
     with pytest.raises(TemplateError) as caught:

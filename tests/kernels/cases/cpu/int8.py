@@ -18,6 +18,7 @@ from tests.kernels.cases.cpu.matmul import (
     INTEGERS,
     KEPT,
     LAYOUT,
+    MORE,
     SHAPES,
     ExpertMatmul,
     Matmul,
@@ -54,7 +55,6 @@ MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))
 # Halves of whole blocks, an odd number of them, and halves that part a block.
 GATED = (("q4f16_1", 96, 640, "silu"), ("q4f16_1", 40, 128, "gelu_tanh"), ("q8f16_1", 40, 128, "silu"))
 FEW_KEPT = ("avx_vnni", "avx2")  # whose kernels of block formats are in `everything`; test_qemu.py has some of avx2
-MORE = "-more"  # ends the names of libraries that are for `everything`
 MANY_ROWS = (1, 2, 5, 33, 63, 67, 70, 97)
 
 
@@ -279,6 +279,8 @@ def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
 def dot_cases(dot: str) -> Iterator[Case]:
     """Small cases of one dot product, every scheme, half of the shapes of those with 8 bits for `everything`.
 
+    So is the smaller shape of every second block format.
+
     q4f32_1 differs from q4f16_1 in the type of scales alone.
     """
     shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
@@ -287,7 +289,7 @@ def dot_cases(dot: str) -> Iterator[Case]:
     for number, (scheme, chosen) in enumerate(every):
         for (i, ((n, k), rows)), many in product(enumerate(chosen), (False, True)):
             kernel = Int8Matmul(dot, scheme, n, k, many=many)
-            fewer = many if blocked(scheme) else number > 0 and i % 2 != number % 2
+            fewer = many or number % 2 > 0 if blocked(scheme) else number > 0 and i % 2 != number % 2
             library = library_of(dot, scheme, more=fewer and (n, k) != chosen[-1][0])
             for j, m in enumerate(rows):
                 kind = KINDS[(i + j) % len(KINDS)]

@@ -22,6 +22,7 @@ from tir_schedules.op import with_facts
 
 ROWS = (1, 2, 3, 4, 5, 11, 12, 13, 16, 24, 33)
 # Every N and every K of the list once, in pairs; the last crosses the depth that the GEMM holds in scratch twice.
+MORE = "-more"  # ends the names of libraries that are for `everything`
 SHAPES = ((1, 8), (15, 33), (16, 40), (17, 64), (97, 100), (100, 96), (33, 600))
 # The codes, tables and scales of the rest occur among these, if not together.
 KEPT = tuple(
@@ -308,13 +309,14 @@ def dequantize_call(kernel: Dequantize, kind: str) -> Call:
 
 
 def cases() -> Iterator[Case]:
-    """Small cases of every scheme, then timed ones."""
-    for scheme, shapes in SCHEMES.items():
+    """Small cases of every scheme, then timed ones. After the first, every second of all shapes is for `everything`."""
+    for number, (scheme, shapes) in enumerate(SCHEMES.items()):
         for i, ((n, k), many) in enumerate(product(shapes, (False, True))):
             kernel = Matmul(scheme, n, k, many=many)
+            more = MORE if number and shapes == SHAPES and i // 2 % 2 != number % 2 else ""
             for j, m in enumerate(ROWS):
                 kind = KINDS[(i // 2 + j) % len(KINDS)]
-                yield Case(f"{kernel.symbol}-m{m}-{kind}", scheme, kernel, partial(matmul_call, kernel, m, kind))
+                yield Case(f"{kernel.symbol}-m{m}-{kind}", scheme + more, kernel, partial(matmul_call, kernel, m, kind))
         yield from _lookups(scheme)
         yield from _experts(scheme)
     for (scheme, n, k, activation), many in product(GATED, (False, True)):

@@ -257,7 +257,7 @@ def timed_cases() -> Iterator[Case]:
                     f"timed-{library_of(shape)}",
                     kernel,
                     partial(attend_call, kernel, [(begin, end)], every=37),
-                    nbytes=shape.bytes_per_token * end,
+                    nbytes=shape.page_bytes * end // PAGE,
                     flops=4 * heads * dim * pairs,  # a score and its share of the output, for all heads
                     timed=True,
                 )

@@ -1,0 +1,221 @@
+"""The options of `mlcpipe serve`, and which of them exclude each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlcpipe.cli.options import (
+    ContextOption,
+    ContextShiftOption,
+    DeviceOption,
+    DraftHeadOption,
+    KvCacheDtypeOption,
+    ModelArgument,
+    QuantizationOption,
+    TargetOption,
+    ThreadsOption,
+    check_at_least_one,
+)
+from mlcpipe.defaults import AUTO
+from mlcpipe.env import env
+from mlcpipe.errors import UsageError
+
+DEFAULT_PORT = 8000
+DEFAULT_ADAPTER_RANKS = 128
+DEFAULT_SIMILARITY = 0.95
+DEFAULT_STEP_MS = 100
+
+
+class DraftKind(str, Enum):
+    """The source of drafts."""
+
+    lookup = "lookup"
+    off = "off"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Each field is an option of the command line, with its help and default."""
+
+    model: ModelArgument = None
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="The port; 0 takes any free one.", min=0, max=65535)] = DEFAULT_PORT
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that clients must send; several are allowed. MLCPIPE_API_KEY hides it from `ps`."),
+    ] = None
+    share_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--share-prompts", help="Share computed and saved prompts among all keys; else each key has its own."
+        ),
+    ] = False
+    name: Annotated[str | None, typer.Option(help="The model's name for clients. (default: the checkpoint's)")] = None
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name that the model answers to; * is any, for clients that choose one themselves."),
+    ] = None
+    max_queue: Annotated[int, typer.Option(help="Requests that may wait; one more gets 503.")] = 64
+    sequences: Annotated[
+        int | None,
+        typer.Option(help="How many answers of the whole context fit the KV cache. (default: what memory allows)"),
+    ] = None
+    swap_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of the host's memory for keys and values of answers preempted on a GPU; 0 computes them "
+            "again. (default: a quarter of the free memory)",
+            min=0,
+        ),
+    ] = None
+    step_ms: Annotated[
+        int, typer.Option(help="Milliseconds that a step may take while an answer waits for its next token.")
+    ] = DEFAULT_STEP_MS
+    draft: Annotated[
+        DraftKind,
+        typer.Option(
+            help="How to guess the next tokens, to check several at a time; answers do not change. "
+            "lookup: from the prompt, the answer and the request's prediction, when that is faster."
+        ),
+    ] = DraftKind.lookup
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A smaller model with the same tokens that drafts the next tokens when that is faster; answers "
+            "do not change.",
+        ),
+    ] = None
+    draft_head: DraftHeadOption = None
+    max_per_key: Annotated[
+        int | None, typer.Option(help="Concurrent requests per key; one more gets 429. (default: any number)")
+    ] = None
+    warm: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file with a system message, to compute before the first request; several are allowed."),
+    ] = None
+    prefixes: Annotated[
+        Path | None,
+        typer.Option(help="A folder where /v1/kv/save writes computed prompts and /v1/kv/restore finds them."),
+    ] = None
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="A LoRA adapter that PEFT saved, for requests whose model is NAME; several are allowed.",
+        ),
+    ] = None
+    adapter_ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="Total ranks of the loaded adapters, each rounded up to 16. (default with --adapter or "
+            f"--adapter-folder: those of --adapter, at least {DEFAULT_ADAPTER_RANKS})"
+        ),
+    ] = None
+    adapter_folder: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder whose adapters clients with a key may load while the server runs; several are allowed. "
+            "(default: all folders)"
+        ),
+    ] = None
+    semantic_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENCODER",
+            help="An embedding model. A question that it finds similar to an earlier one, in an otherwise equal "
+            "request, gets the earlier answer.",
+        ),
+    ] = None
+    semantic_threshold: Annotated[
+        float, typer.Option(help="Least cosine similarity of such questions.", min=0.0, max=1.0)
+    ] = DEFAULT_SIMILARITY
+    semantic_entries: Annotated[int, typer.Option(help="Answers kept in memory for that.")] = 1000
+    ray: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Serve with N processes of Ray Serve, each with the model and its share of the cores."
+        ),
+    ] = None
+    drain: Annotated[int, typer.Option(help="Seconds that answers have to finish after Ctrl-C or SIGTERM.")] = 30
+    context: ContextOption = None
+    context_shift: ContextShiftOption = False
+    device: DeviceOption = AUTO
+    threads: ThreadsOption = None
+    target: TargetOption = None
+    quantization: QuantizationOption = None
+    kv_cache_dtype: KvCacheDtypeOption = None
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The keys of clients, also that of the environment."""
+        return [key for key in [*(self.api_key or ()), env().api_key or ""] if key]
+
+    @cached_property
+    def adapters(self) -> dict[str, Path]:
+        """Name -> folder of each --adapter. Raises UsageError."""
+        folders: dict[str, Path] = {}
+        for option in self.adapter or ():
+            name, equals, folder = option.partition("=")
+            if not equals or not name or not folder:
+                raise UsageError("--adapter", expected="NAME=FOLDER", found=option)
+            if name in folders:
+                raise UsageError("--adapter", expected="each name once", found=name)
+            folders[name] = Path(folder)
+        return folders
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the server drafts at all."""
+        return self.draft is not DraftKind.off
+
+    @property
+    def with_adapters(self) -> bool:
+        """Whether the bundle needs forwards with adapters."""
+        return bool(self.adapters or self.adapter_ranks or self.adapter_folder)
+
+    def check(self) -> None:
+        """Raises UsageError for numbers out of range, and options that exclude each other or have no effect."""
+        check_at_least_one(
+            context=self.context, threads=self.threads, sequences=self.sequences, step_ms=self.step_ms,
+            max_queue=self.max_queue, max_per_key=self.max_per_key, drain=self.drain, adapter_ranks=self.adapter_ranks,
+            semantic_entries=self.semantic_entries, ray=self.ray,
+        )  # fmt: skip
+        if self.api_key is not None and not all(self.api_key):
+            raise UsageError("--api-key", expected="a key", found="nothing")
+        if self.name == "*":
+            raise UsageError("--name", expected="a name", found="*", next_step="--alias '*' answers to any name")
+        if self.draft_model is not None and not self.drafts:
+            raise UsageError("--draft-model", expected="no --draft off", found=self.draft_model)
+        if self.draft_head is not None and (self.draft_model is not None or not self.drafts):
+            raise UsageError("--draft-head", expected="no --draft-model and no --draft off", found=self.draft_head)
+        if self.share_prompts and len(set(self.keys)) < 2:
+            raise UsageError("--share-prompts has no effect", expected="two keys or more", found=len(set(self.keys)))
+        if self.adapter_folder and not self.keys:
+            raise UsageError("--adapter-folder has no effect", expected="--api-key", found="no key")
+        _ = self.adapters
+
+    def for_answers(self) -> dict[str, object]:
+        """The options that only concern models that answer, true where they were given."""
+        return {
+            "sequences": self.sequences,
+            "warm": self.warm,
+            "prefixes": self.prefixes,
+            "adapter": self.adapter,
+            "semantic_cache": self.semantic_cache,
+            "adapter_ranks": self.adapter_ranks,
+            "adapter_folder": self.adapter_folder,
+            "share_prompts": self.share_prompts,
+            "step_ms": self.step_ms != DEFAULT_STEP_MS,
+            "draft": self.draft is not DraftKind.lookup,
+            "draft_model": self.draft_model,
+            "draft_head": self.draft_head,
+            "context_shift": self.context_shift,
+            "swap_bytes": self.swap_bytes,
+        }

@@ -1,0 +1,102 @@
+"""Layers of one model with other heads and windows, which no published family here has yet, against numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+import mlcpipe
+from mlcpipe import Engine
+from mlcpipe.compiler import export
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import build_from
+from mlcpipe.nn.decoder_layer import PreNormLayer
+from tests.conftest import QUICK
+
+Array = NDArray[Any]
+# Query heads, KV heads, window (0: all) of each layer.
+LAYERS = ((4, 2, 0), (2, 1, 24), (4, 4, 40), (2, 2, 0))
+HIDDEN, DIM, INNER, VOCAB = 64, 16, 96, 300
+CONFIG = {
+    "model_type": "llama", "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER,
+    "num_hidden_layers": len(LAYERS), "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    base = read_base(config, Defaults(positions=2048))
+    specs = [replace(base.attention(window=w or None), num_heads=q, num_kv_heads=kv) for q, kv, w in LAYERS]
+    layers = [PreNormLayer(Attention(spec, i), base.mlp(), HIDDEN, base.eps) for i, spec in enumerate(specs)]
+    return CausalLM(base.facts([base.rope()]), layers)
+
+
+def weights() -> dict[str, Array]:
+    draw = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (VOCAB, HIDDEN), "lm_head": (VOCAB, HIDDEN)}
+    for i, (q, kv, _) in enumerate(LAYERS):
+        sizes = {"q": (q * DIM, HIDDEN), "k": (kv * DIM, HIDDEN), "v": (kv * DIM, HIDDEN), "o": (HIDDEN, q * DIM)}
+        shapes |= {f"model.layers.{i}.self_attn.{name}_proj": shape for name, shape in sizes.items()}
+        shapes |= {f"model.layers.{i}.mlp.{name}_proj": (INNER, HIDDEN) for name in ("gate", "up")}
+        shapes[f"model.layers.{i}.mlp.down_proj"] = HIDDEN, INNER
+    names = [f"model.layers.{i}.{name}_layernorm" for i in range(len(LAYERS)) for name in ("input", "post_attention")]
+    made = {f"{name}.weight": (draw.standard_normal(shape) * 0.2).astype("f4") for name, shape in shapes.items()}
+    return made | {f"{name}.weight": np.ones(HIDDEN, "f4") for name in (*names, "model.norm")}
+
+
+def reference(given: dict[str, Array], tokens: list[int]) -> Array:
+    """Logits [n, VOCAB] in float64."""
+
+    def times(x: Array, name: str) -> Array:
+        return x @ given[f"{name}.weight"].astype("f8").T
+
+    def norm(x: Array) -> Array:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+    n, half = len(tokens), DIM // 2
+    angles = np.arange(n)[:, None] * 10000.0 ** (-np.arange(half) / half)
+    turn = np.exp(1j * angles)[:, None]
+
+    def rope(x: Array) -> Array:
+        turned = (x[..., :half] + 1j * x[..., half:]) * turn
+        return np.concatenate([turned.real, turned.imag], -1)
+
+    x, (i, j) = given["model.embed_tokens.weight"].astype("f8")[tokens], np.indices((n, n))
+    for layer, (heads, kv, window) in enumerate(LAYERS):
+        at, y = f"model.layers.{layer}", norm(x)
+        q, k, v = (times(y, f"{at}.self_attn.{name}_proj").reshape(n, -1, DIM) for name in "qkv")
+        k, v = (np.repeat(one, heads // kv, 1) for one in (rope(k), v))
+        scores = np.einsum("ihd,jhd->hij", rope(q), k) / DIM**0.5
+        scores = np.where((j <= i) & (i - j < (window or n)), scores, -np.inf)
+        seen = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = np.einsum("hij,jhd->ihd", seen / seen.sum(-1, keepdims=True), v).reshape(n, -1)
+        x = x + times(mixed, f"{at}.self_attn.o_proj")
+        gate, up = (times(norm(x), f"{at}.mlp.{name}_proj") for name in ("gate", "up"))
+        x = x + times(gate / (1 + np.exp(-gate)) * up, f"{at}.mlp.down_proj")
+    return times(norm(x), "lm_head")
+
+
+def test_heads_and_windows_differ_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three groups of pages: logits of a prompt and of decode are numpy's; a target with one shape for all refuses."""
+    monkeypatch.setattr(export, "build_model", lambda config: build_from(config, build))
+    given, tokens = weights(), np.random.default_rng(1).integers(0, VOCAB, 120).tolist()
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    save_file(given, tmp_path / "model.safetensors")
+    engine = Engine(mlcpipe.compile(tmp_path, target=QUICK, quantization="q0f32", output=tmp_path / "bundle"))
+    assert [state.window for state in engine.manifest.states] == [window for _, _, window in LAYERS]
+    expected = reference(given, tokens)
+    np.testing.assert_allclose(engine.logits(tokens), expected, atol=2e-4)
+    np.testing.assert_allclose(engine.logits_stepwise(tokens, prefill_tokens=40), expected[39:], atol=2e-4)
+    with pytest.raises(ConfigError, match="webgpu.*attention of one shape in every layer"):
+        mlcpipe.compile(tmp_path, target="webgpu", quantization="q0f32", output=tmp_path / "browser")

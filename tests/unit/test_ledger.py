@@ -1,0 +1,58 @@
+"""The ledger of CPU time: what outgrows it fails a run, and what was written fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import ledger, tiers
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = {"fast": {"all of it": 100, "tests/a.py": 30}, "full": {"all of it": 50}}
+
+
+@pytest.fixture
+def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps(WRITTEN))
+    monkeypatch.delenv("MLCPIPE_TEST_TIMES", raising=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("seconds", "grown"),
+    [
+        ({"tests/a.py": 74, "tests/b.py": 19, ledger.SHARED: 150}, []),
+        ({"tests/a.py": 76}, ["tests/a.py"]),
+        ({"tests/a.py": 1, "tests/b.py": 21}, ["tests/b.py"]),  # which is not in the ledger
+        ({"tests/a.py": 1, ledger.SHARED: 250}, ["all of it"]),
+    ],
+)
+def test_what_outgrows_it_is_named(seconds: dict[str, float], grown: list[str], times: Path) -> None:
+    assert [line.split(", ")[1].split(":")[0] for line in ledger.check("fast", seconds, times)] == grown
+
+
+def test_a_run_is_written_where_asked(times: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCPIPE_TEST_TIMES", "write")
+    assert ledger.check("full", {"tests/b.py": 400.4, "tests/c.py": 9.9, ledger.SHARED: 90.0}, times) == []
+    found = json.loads(times.read_text())
+    assert found == {**WRITTEN, "full": {"all of it": 500, ledger.SHARED: 90, "tests/b.py": 400}}
+
+
+def test_shared_work_belongs_to_no_file() -> None:
+    reports = [SimpleNamespace(nodeid="tests/a.py::t[1]", user_properties=[("cpu_s", 5.0), ("shared_s", 3.0)])] * 2
+    assert ledger.spent(reports) == {"tests/a.py": 4.0, ledger.SHARED: 6.0}
+
+
+def test_files_of_the_ledger_exist() -> None:
+    written = json.loads(ledger.PATH.read_text(encoding="utf-8"))
+    names = {name for files in written.values() for name in files} - {"all of it", ledger.SHARED}
+    assert sorted(name for name in names if not (ROOT / name).is_file()) == []
+
+
+@pytest.mark.parametrize("tier", [tiers.FAST, tiers.FULL])
+def test_tiers_are_those_of_the_makefile(tier: str) -> None:
+    assert f'-m "{tier}"' in (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -191,8 +191,9 @@ typedef struct {
   double timeout_s;  /* of mlcpipe_submit, > 0: so long after it the answer ends with MLCPIPE_TIMEOUT; 0: never */
 } mlcpipe_request;
 
-/* Answers a prompt. Where an earlier prompt, with its answer, begins like this one, only what is new is computed; those
- * that were not used for longest are forgotten when the context's memory is full. `statistics` may be NULL; it is filled
+/* Answers a prompt. Where an earlier prompt, with its answer, begins like this one, only what is new is computed: after
+ * the last one to the token, after others in whole pages of 16 tokens. Those that were not used for longest are forgotten
+ * when the context's memory is full. `statistics` may be NULL; it is filled
  * also when the answer was cancelled. */
 MLCPIPE_API int32_t mlcpipe_generate(mlcpipe_engine engine, const mlcpipe_request* request,
                                      mlcpipe_statistics* statistics);
@@ -244,15 +245,15 @@ MLCPIPE_API int32_t mlcpipe_render(mlcpipe_engine engine, mlcpipe_text messages,
 /* Forgets all prompts and answers. */
 MLCPIPE_API int32_t mlcpipe_reset(mlcpipe_engine engine);
 
-/* Saves the last prompt and answer, with their keys and values, to a file that mlcpipe_restore continues without a
+/* Saves the last prompt and answer, with what the model keeps of them, to a file that mlcpipe_restore continues without a
  * prefill, as Python's engine does. `chat` comes back with it: JSON, an object, such as {"messages": […]}, or no bytes.
  * The file is written as a whole or not at all, in the place of a chat that was saved before; MLCPIPE_RESOURCE where the
  * disk has no room. */
 MLCPIPE_API int32_t mlcpipe_save(mlcpipe_engine engine, const char* path, mlcpipe_text chat);
 
-/* Continues a saved chat. `on_chat`, which may be NULL, gets the JSON that was saved with it, if any, in one piece;
- * another value than 0 refuses it: MLCPIPE_CANCELLED. A file that is damaged, of another model or longer than the context
- * gives MLCPIPE_USAGE. In both cases the engine keeps what it has. */
+/* Continues a saved chat; the engine forgets all others. `on_chat`, which may be NULL, gets the JSON that was saved with it,
+ * if any, in one piece; another value than 0 refuses it: MLCPIPE_CANCELLED. A file that is damaged, of another model or
+ * longer than the context gives MLCPIPE_USAGE. In both cases the engine keeps what it has. */
 MLCPIPE_API int32_t mlcpipe_restore(mlcpipe_engine engine, const char* path, mlcpipe_on_text on_chat, void* context);
 
 /* Gives memory back to the system: of the KV cache what no conversation uses, after mlcpipe_reset all of it (on a GPU

@@ -62,8 +62,8 @@ class Model {
   // Writes the current sequence and `chat` to a file (chat_file.h). Throws as `WriteChat`.
   void Save(const std::string& path, std::string_view chat) const;
 
-  // Makes a chat that was saved the current sequence, and forgets all others. `on_chat` gets its text once all is checked. A file that is refused, which
-  // throws kUsage, changes nothing, nor does a call where `on_chat` throws.
+  // Makes a chat that was saved the current sequence, and forgets all others. `on_chat` gets its text once all is checked. A
+  // file that is refused, which throws kUsage, changes nothing, nor does a call where `on_chat` throws.
   void Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat);
 
   // Forgets all sequences.

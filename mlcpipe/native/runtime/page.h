@@ -7,8 +7,8 @@
 
 namespace mlcpipe {
 
-constexpr int64_t kPage = 16;    // tokens
-constexpr int32_t kNoUnit = -1;    // in the place of a page's or a slot's number
+constexpr int64_t kPage = 16;     // tokens
+constexpr int32_t kNoUnit = -1;  // in the place of a page's or a slot's number
 
 constexpr int64_t PagesOf(int64_t tokens) { return (tokens + kPage - 1) / kPage; }
 

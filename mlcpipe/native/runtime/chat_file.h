@@ -44,8 +44,8 @@ struct UnitsOfState {
 };
 
 // Writes a file as a whole or not at all; `header` is the model's, with how many of the tokens were a prompt. `units` gives
-// those of a state that are needed after the tokens, until its next call. Throws kUsage where `path` has another kind of file or
-// cannot be written, kResource where the disk has no room.
+// those of a state that are needed after the tokens, until its next call. Throws kUsage where `path` has another kind of file
+// or cannot be written, kResource where the disk has no room.
 void WriteChat(const std::string& path, ChatHeader header, const StateTable& table, const std::vector<int32_t>& tokens,
                std::string_view chat, const std::function<UnitsOfState(size_t)>& units);
 

@@ -37,8 +37,8 @@ int64_t RunningBytes(const Manifest& manifest, const VariantInfo& variant, const
   return static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxBytes)));
 }
 
-// Pages for `tokens` in the first group. Groups with a window beside it have what so many sequences of the whole context need at
-// once, and a window more of each, for prefixes. Slots are two for each of these sequences, which a step reads and writes, and
+// Pages for `tokens` in the first group. Groups with a window beside it have what so many sequences of the whole context need
+// at once, and a window more of each, for prefixes. Slots are two for each of these sequences, which a step reads and writes, and
 // as many for checkpoints as a share of the pages' memory holds.
 Units UnitsFor(const Manifest& manifest, int64_t context_length, int64_t tokens, int64_t sequences) {
   const StateTable& states = manifest.states;

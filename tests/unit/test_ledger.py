@@ -25,10 +25,10 @@ def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("seconds", "grown"),
     [
-        ({"tests/a.py": 74, "tests/b.py": 19, ledger.SHARED: 150}, []),
-        ({"tests/a.py": 76}, ["tests/a.py"]),
-        ({"tests/a.py": 1, "tests/b.py": 21}, ["tests/b.py"]),  # which is not in the ledger
-        ({"tests/a.py": 1, ledger.SHARED: 250}, ["all of it"]),
+        ({"tests/a.py": 89, "tests/b.py": 59, ledger.SHARED: 150}, []),
+        ({"tests/a.py": 91}, ["tests/a.py"]),
+        ({"tests/a.py": 1, "tests/b.py": 61}, ["tests/b.py"]),  # which is not in the ledger
+        ({"tests/a.py": 1, ledger.SHARED: 300}, ["all of it"]),
     ],
 )
 def test_what_outgrows_it_is_named(seconds: dict[str, float], grown: list[str], times: Path) -> None:

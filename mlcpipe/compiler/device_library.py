@@ -21,7 +21,7 @@ from mlcpipe.compiler.kernel_store import kernel_store, key_of
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.resources import native_path, tuned_path
 
-# Besides Python: the starts of kernels' sources, and C that is linked to a library or writes modules for it.
+# In addition to Python: the starts of kernels' sources, and C that is linked to a library or writes modules for it.
 _SOURCES = (".py", ".c", ".cc", ".h", ".cuh", ".metal")
 
 

@@ -1,7 +1,7 @@
 """Shortens a text that exceeds the context to its first page and its last tokens (StreamingLLM, Xiao 2023).
 
 When the context is full, about half of it is dropped at once, and the rest is recomputed as a prompt. So the answer is
-that of a new prompt of the kept tokens, in every family of models, whatever its positions and windows are.
+that of a new prompt of the kept tokens, in every family of models, with any positions and windows.
 """
 
 from __future__ import annotations

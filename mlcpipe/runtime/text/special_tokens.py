@@ -203,7 +203,7 @@ def _added_tokens(folder: Path, special: set[str]) -> dict[int, AddedToken]:
 
 
 def _with(library: tokenizers.Tokenizer, tokens: Iterable[AddedToken], rebuilt: bool) -> tokenizers.Tokenizer:
-    """The library with these tokens; what it skips once it skips for good, whatever a later flag says."""
+    """The library with these tokens; a skipped token stays skipped, whatever a later flag says."""
     present = {token.content: token.__getstate__() for token in library.get_added_tokens_decoder().values()}
     flags: dict[str, dict[str, Any]] = {}
     for token in tokens:

@@ -30,7 +30,7 @@ from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.serving.adapters import Adapter, block_bytes, blocks_of, read_packed
 from mlcpipe.runtime.serving.core import GREEDY, Core
 from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.sequence import Request
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 
 _PROMPT, _CONTEXT, _STEPS, _ROUNDS = 32, 256, 12, 8
 
@@ -54,8 +54,8 @@ def write_adapter(folder: Path, adapted: Sequence[AdaptedInfo], rank: int, seed:
 def decode_s(core: Core, prompts: Sequence[tuple[int, ...]], adapters: Sequence[Adapter | None]) -> float:
     """Median seconds of decode steps of all these requests."""
     for prompt, adapter in zip(prompts, adapters):
-        core.scheduler.submit(Request(prompt, _STEPS + 4, params=GREEDY, adapter=adapter))
-    running, seconds = core.scheduler.residency.running, []
+        core.scheduler.submit(ScheduledRequest(prompt, _STEPS + 4, params=GREEDY, adapter=adapter))
+    running, seconds = core.scheduler.admission.running, []
     while core.scheduler.has_work:
         together, began = len(running) == len(prompts), time.perf_counter()
         step = core.scheduler.plan(began)

@@ -36,7 +36,7 @@ from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, ModelDr
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
 from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.sequence import Request
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 
 _PROMPT, _ANSWER, _ROUNDS = 128, 192, 5
 
@@ -77,10 +77,10 @@ def answers(
 ) -> tuple[float, list[list[int]]]:
     """Tokens per second while all are running, and the answers."""
     sequences = [
-        core.scheduler.submit(Request(prompt, _ANSWER, params=GREEDY, drafter=oracle))
+        core.scheduler.submit(ScheduledRequest(prompt, _ANSWER, params=GREEDY, drafter=oracle))
         for prompt, oracle in zip(prompts, oracles)
     ]
-    running, spans = core.scheduler.residency.running, []
+    running, spans = core.scheduler.admission.running, []
     while core.scheduler.has_work:
         together, began = len(running) == len(sequences), time.perf_counter()
         if model is not None:

@@ -1,1 +1,1 @@
-"""Kernels and schedule rules: what turns a tagged PrimFunc into fast code for one target."""
+"""Kernels and schedule rules, which turn a tagged PrimFunc into fast code for one target."""

@@ -1,4 +1,4 @@
-"""What the kernels of a projection's adapters are made for."""
+"""The shape of a projection's adapters, for which kernels are made."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class AdapterShape:
 
     @property
     def multiple(self) -> int:
-        """What k and all parts are multiples of, of the powers of two up to 64."""
+        """The largest power of two, up to 64, that divides k and all parts."""
         return gcd(64, self.k, *self.parts)
 
     @property
     def facts(self) -> dict[str, int | float | str]:
-        """What the tags of kernels say of it."""
+        """Its facts for the tags of kernels."""
         return {"adapter_k": self.k, "adapter_parts": " ".join(map(str, self.parts)), "adapter_dtype": self.dtype}
 
     def arrays(self, blocks: Expr) -> dict[str, tuple[tuple[Expr, ...], str]]:
@@ -45,8 +45,7 @@ class AdapterShape:
 
         In uint8 four k or ranks lie side by side, as integer dot products take them: A as [block, part, k / 4,
         4 * rank], where even k come before odd ones in every eight, B as [block, N / 16, rank / 4, 4 * 16 columns].
-        `scale` multiplies A x, for each rank; that of the first is 0 in parts of which a block has
-        nothing.
+        `scale` multiplies A x, for each rank; that of the first is 0 in parts without ranks in a block.
         """
         parts, four = len(self.parts), 4 if self.dtype == "uint8" else 1
         return {
@@ -63,7 +62,7 @@ class AdapterShape:
         return {"x": x, "step": step_argument(size), **arrays, "y": y}, m, blocks
 
     def part_of(self, column: Expr) -> Expr:
-        """The part that a column is in."""
+        """The part of a column."""
         ends = [sum(self.parts[: i + 1]) for i in range(len(self.parts) - 1)]
         return sum(((column >= end).astype("int64") for end in ends), column * 0)
 

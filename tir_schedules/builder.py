@@ -42,7 +42,7 @@ def function(name: str, arguments: Mapping[str, Argument], body: Callable[..., N
     """The scheduled PrimFunc with these arguments and the statements that `body(argument, ...)` emits."""
     with IRBuilder() as builder, I.prim_func(s_tir=True):
         I.func_name(name)
-        # The builder wants all arguments first, then their buffers, then views of them.
+        # The builder needs all arguments first, then their buffers, then views of them.
         raw = [I.arg(key, tirx.Var(key, a) if isinstance(a, str) else I.handle()) for key, a in arguments.items()]
         buffers = [x if isinstance(a, str) else _match(x, key, a) for x, (key, a) in zip(raw, arguments.items())]
         body(*(x if isinstance(a, str) else _view(x, a) for x, a in zip(buffers, arguments.values())))
@@ -84,8 +84,8 @@ def f32(value: Expr) -> Expr:
 
 
 def overflowed(value: Expr) -> Expr:
-    """Whether a float32 is NaN or infinity (minus infinity is not), by its bits: compilers of shaders may assume that
-    there are none, and then say what they like of a comparison.
+    """Whether a float32 is NaN or infinity (minus infinity is not), by its bits: shader compilers may assume that
+    there are none, and then comparisons may have any result.
     """
     bits = I.reinterpret("int32", value)
     return I.bitwise_and(bits, 0x7FFFFFFF) + I.shift_right(bits, 31) >= 0x7F800000  # the second term: 0, or -1 below 0

@@ -1,4 +1,4 @@
-"""A short convolution over the rows of a step, whatever the target: what it computes, and where its inputs are."""
+"""A short convolution over the rows of a step, for every target: its definition, and where its inputs are."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ConvShape:
     """A depthwise causal convolution of `channels` with `taps` numbers each, over rows of `dtype`.
 
     short_conv(x [m, channels], weight f32[channels, taps], step i32[k], state, y [m, channels]): in float32
-    y[i] = w[0] x[i - taps + 1] + ... + w[taps - 1] x[i], added up in this order whatever else is in the step. Then, in
-    place, the state becomes what the next step of each sequence needs.
+    y[i] = w[0] x[i - taps + 1] + ... + w[taps - 1] x[i], added up in this order in every step. Then, in place,
+    the state becomes the one for the next step of each sequence.
 
     `state` f32[Z, (taps - 1) * channels]: a slot has the last inputs of a sequence, one token after the other; before
     its first token they are 0.
@@ -56,7 +56,7 @@ class ConvShape:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a convolution reads: the rows of a step, and what sequences kept of the rows before."""
+    """The inputs of a convolution: the rows of a step, and the rows before that sequences kept."""
 
     shape: ConvShape
     x: Buffer

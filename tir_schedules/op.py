@@ -1,4 +1,4 @@
-"""The tag that says what a PrimFunc computes, so that a schedule rule need not guess it from loops."""
+"""The tag that states the operation of a PrimFunc, so that a schedule rule need not guess it from loops."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Op:
 
     @property
     def many_rows(self) -> bool:
-        """Whether the rows are tokens of a prompt (`rows="many"`); otherwise they are those of decode and of logits."""
+        """Whether the rows are prefill rows (`rows="many"`); otherwise they are decode rows and rows of logits."""
         return self.facts.get("rows") == "many"
 
     @property
     def may_be_few(self) -> bool:
-        """Whether the rows may be few: where the definition does not say, their number decides."""
+        """Whether the rows may be decode rows: if the definition does not say, their number decides."""
         return not self.many_rows
 
     @property
     def may_be_many(self) -> bool:
-        """Whether the rows may be many."""
+        """Whether the rows may be prefill rows."""
         return self.facts.get("rows") != "few"
 
 
@@ -67,7 +67,7 @@ def by_hand(
 
 
 def is_by_hand(func: tirx.PrimFunc) -> bool:
-    """Whether a function came with its schedule; what a rule made again in its place counts, too."""
+    """Whether a function came with its schedule, or a rule replaced such a function."""
     return func.attrs is not None and _BY_HAND in func.attrs
 
 

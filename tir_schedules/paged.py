@@ -1,4 +1,4 @@
-"""Facts of a model's attention, whatever the target.
+"""Facts of a model's attention, for every target.
 
 `attention/pages.py` of the CPU's and the GPU's folder has the layout of pages in memory.
 """
@@ -94,7 +94,7 @@ class Heads:
 
     @property
     def parts(self) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
-        """What each KV head has in a page, one after another: (name, dtype, shape, axis of the tokens)."""
+        """The parts of a KV head in a page, in order: (name, dtype, shape, axis of the tokens)."""
         dtype = "int8" if self.dtype in QUANTIZED else self.dtype
         row, scales = self.head_dim // self.packed, (self.scale_groups, PAGE)
         codes = ("keys", dtype, (row, PAGE), 1), ("values", dtype, (PAGE, row), 0)
@@ -109,7 +109,7 @@ class Heads:
 
     @property
     def facts(self) -> dict[str, int | float | str]:
-        """What tags of the cache's functions say of it; `heads_of` reads it back."""
+        """The facts in tags of the cache's functions; `heads_of` reads them back."""
         values = {field.name: getattr(self, field.name) for field in fields(Heads)}
         if self.activation_dtype == "float32":
             del values["activation_dtype"]

@@ -1,4 +1,4 @@
-"""Schedule rules, whatever the target: what a rule takes and returns, and the order in which rules are asked."""
+"""Schedule rules, for every target: the interface of a rule, and the order in which rules are tried."""
 
 from __future__ import annotations
 

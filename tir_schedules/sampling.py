@@ -1,4 +1,4 @@
-"""Sampling functions of a library: names, arguments and results, whatever the target. No TVM is needed to read them.
+"""Sampling functions of a library: names, arguments and results, for every target. This module does not import TVM.
 
 `sample` is our own, the others are MLC's published contract. Symbols: `V` vocabulary, `b` sequences, `n` rows to
 sample, `k` penalized tokens. A PrimFunc takes the inputs, then the outputs.

@@ -1,4 +1,4 @@
-"""Design spaces: what `mlcpipe tune` may choose for a kernel, and what a record of its choice may say.
+"""Design spaces: the choices of `mlcpipe tune` for a kernel, and the valid records of them.
 
 A rule that has choices states them for each range of rows that its kernel tells apart; the names are knobs of the
 target's [schedule], or knobs that only records set. Finite, and small enough to be listed.
@@ -31,7 +31,7 @@ class Space:
     keys: int = 0
 
     def check(self, choice: Mapping[str, object]) -> str:
-        """Why a choice from elsewhere is none of this space, or nothing."""
+        """Why a choice from elsewhere is not in this space, or ""."""
         for name, value in choice.items():
             if name not in self.knobs:
                 return f"unknown knob {name}"

@@ -1,7 +1,7 @@
 """The integers of one step of a batch, all in one tensor i32[k]: Vulkan and WebGPU take no offsets into buffers.
 
 A header of 32 says how many sequences and rows there are, and where in the tensor each array begins. The runtime fills
-it, kernels read it (`step.py`). No TVM is needed to read this module.
+it, kernels read it (`step.py`). This module does not import TVM.
 
 States that outlive a step are kept in pages or in slots. Those in pages whose queries see the same window form a group
 and share page ids. All states in slots share slot ids.

@@ -40,7 +40,7 @@ _CHECK_TURNS = ("What is 2 + 2?", "Four.\n\n- 4", "En français : où ?", "Ici."
 
 @dataclass(frozen=True)
 class ConvTemplate:
-    """A derived template, and descriptions of what it cannot express of the checkpoint's template."""
+    """A derived template, and descriptions of the parts of the checkpoint's template that it cannot express."""
 
     fields: dict[str, Any]
     lacking: tuple[str, ...]
@@ -289,7 +289,7 @@ def _stop_strings(after_reply: str, user: str, tokens: Mapping[str, int]) -> lis
 
 
 def _check(render: Render, fields: Mapping[str, Any], bos: str, system: bool) -> tuple[str, ...] | None:
-    """What `fields` cannot express; None where plain conversations differ."""
+    """Descriptions of what `fields` cannot express; None if plain conversations differ."""
     lacking = []
     turns = _turns(_CHECK_TURNS)
     plain = _agree(render, fields, bos, turns)

@@ -119,8 +119,8 @@ class MemoryPlan(Frozen):
     """Memory use of the model in bytes; workspace by library function.
 
     `decode_weights_bytes` counts the weights that a decode step reads: only the chosen experts, and one row of
-    an embedding that is not tied to the output. None (unknown) means all weights. `attention_bytes` bounds what
-    attention keeps of a prompt's chunk where the scratch of kernels is not known.
+    an embedding that is not tied to the output. None (unknown) means all weights. `attention_bytes` bounds the memory
+    of attention for a prompt's chunk if the scratch of kernels is not known.
     """
 
     weights_bytes: Count
@@ -145,7 +145,7 @@ class LibraryInfo(Frozen):
 
 
 class ScratchInfo(Frozen):
-    """Bytes that kernels take for the time of a call, for a whole chunk of a prompt, and that their threads keep."""
+    """Bytes that kernels take during a call, for a whole chunk of a prompt, and that their threads keep."""
 
     caller: Count = Field(description="of the thread that runs the model")
     helper: Count = Field(description="of each other thread")
@@ -198,9 +198,9 @@ class AdaptedInfo(Frozen):
 
 
 class EmbeddingInfo(Frozen):
-    """What an encoder makes of a text.
+    """The result of an encoder for a text.
 
-    `rerank`: a score of a query and a document, before the sigmoid; `pooling` is cls then.
+    `rerank`: a score of a query and a document, before the sigmoid; `pooling` is then cls.
     """
 
     task: Literal["embed", "rerank"]
@@ -257,7 +257,7 @@ class ModelInfo(Frozen):
 class ParamInfo(Frozen):
     """One parameter of the library, in call order, and its source tensors in the checkpoint.
 
-    `scheme` is how its weight is stored where every weight has its own: a block format of GGUF, q0f16 or q0f32.
+    `scheme` is how its weight is stored if every weight has its own: a block format of GGUF, q0f16 or q0f32.
     """
 
     name: Name
@@ -321,7 +321,7 @@ class Manifest(Frozen):
 
 
 def abi_hash(entry_points: Mapping[str, Sequence[str]] = ENTRY_POINTS) -> str:
-    """SHA-256 over what host and library must agree on: this format, TVM's version, and the signatures.
+    """SHA-256 of everything that host and library must agree on: this format, TVM's version, and the signatures.
 
     Raises:
         BundleError: TVM is not installed.

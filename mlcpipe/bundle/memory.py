@@ -1,4 +1,4 @@
-"""The memory plan: what a bundle takes to run, before anything is loaded."""
+"""The memory plan: the memory that a bundle needs to run, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tir_schedules.step_layout import PAGE
 # tokenizer with 128,000 tokens.
 _RUN_BYTES = 16 << 20
 _TOKENIZER_BYTES = 384
-_HELPERS = 7  # threads beside the one that runs the model
-_CHECKPOINT_SHARE = 4  # a quarter of what the pages take may go to slots
+_HELPERS = 7  # threads in addition to the one that runs the model
+_CHECKPOINT_SHARE = 4  # slots may take a quarter of the pages' memory
 
 
 @dataclass(frozen=True)
 class Units:
-    """How many pages each group has, and how many slots there are."""
+    """Numbers of pages of each group, and of slots."""
 
     pages: tuple[int, ...]
     slots: int = 0
@@ -34,13 +34,13 @@ class Units:
 
 
 def pages_at_once(window: int, tokens: int, chunk: int) -> int:
-    """Pages that a sequence of so many tokens needs at once, computed in chunks of so many rows."""
+    """Pages that a sequence of `tokens` tokens needs at once, computed in chunks of `chunk` rows."""
     count = -(-tokens // PAGE)
     return min(count, -(-(window + chunk) // PAGE) + 2) if window else count
 
 
 def one_sequence(manifest: Manifest, context: int) -> Units:
-    """The units of a single conversation of so many tokens, with a page for a copy of a shared one."""
+    """The units of a single conversation of `context` tokens, with a page for a copy of a shared one."""
     return _units(manifest, context, context + PAGE, 1)
 
 
@@ -50,10 +50,10 @@ def many_sequences(manifest: Manifest, context: int, tokens: int) -> Units:
 
 
 def _units(manifest: Manifest, context: int, tokens: int, sequences: int) -> Units:
-    """Pages for so many tokens in the first group.
+    """Pages for `tokens` tokens in the first group.
 
-    Groups with a window beside it have what so many sequences of the whole context need at once, and a window more of
-    each, for prefixes. Slots are two for each of these sequences, which a step reads and writes, and as many for
+    Other groups, with a window, have the pages that `sequences` sequences of the whole context need at once, and for
+    each a window more, for prefixes. Slots are two for each sequence, which a step reads and writes, and as many for
     checkpoints as a share of the pages' memory holds.
     """
     model, states = manifest.model, manifest.states
@@ -69,7 +69,7 @@ def _units(manifest: Manifest, context: int, tokens: int, sequences: int) -> Uni
 
 
 def context_that_fits(manifest: Manifest, room: int) -> int:
-    """Tokens of a single conversation whose states take at most so many bytes, up to what the model allows."""
+    """Tokens of a single conversation whose states take at most `room` bytes, at most the model's context."""
     least, most = 0, manifest.model.context_length
     while least < most:
         middle = (least + most + 1) // 2
@@ -81,10 +81,10 @@ def context_that_fits(manifest: Manifest, room: int) -> int:
 
 
 def running_bytes(manifest: Manifest) -> int:
-    """Upper bound of a run's memory besides weights, states and the process that opened the bundle.
+    """Upper bound of a run's memory in addition to weights, states and the process that opened the bundle.
 
     The sum of: the workspaces of all functions, and the scratch of their kernels in up to 8 threads; logits; the
-    tokenizer. Where the scratch is not known, as of GPUs: the largest workspace twice, and what attention keeps.
+    tokenizer. If the scratch is not known, as on GPUs: the largest workspace twice, and the memory of attention.
     """
     model, plan = manifest.model, manifest.memory_plan
     workspaces = plan.workspace_bytes.values()

@@ -1,7 +1,7 @@
 """Keys and signatures in minisign's format: Ed25519 over the BLAKE2b-512 of the content, and over a comment.
 
 Format: https://jedisct1.github.io/minisign/#signature-format. `minisign -V -p KEY.pub -m mlcpipe.json` checks the same
-file, and a key of `minisign -G` signs here too. Every function raises SignatureError for what it cannot read.
+file, and a key of `minisign -G` signs here too. Every function raises SignatureError for input that it cannot read.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class PublicKey:
 
     @property
     def identity(self) -> str:
-        """The number as minisign writes it."""
+        """The key's number as minisign writes it."""
         return self.number[::-1].hex().upper()
 
     @property
     def text(self) -> str:
-        """The line that a publisher publishes."""
+        """The line to publish."""
         return base64.b64encode(_KEY + self.number + self.point).decode()
 
     @property
     def file_text(self) -> str:
-        """The content of a file for it."""
+        """The content of its file."""
         return f"untrusted comment: minisign public key {self.identity}\n{self.text}\n"
 
 
@@ -81,7 +81,7 @@ class SecretKey:
 
     @property
     def file_text(self) -> str:
-        """The content of a file for it, without a password, as of `minisign -G -W`."""
+        """The content of its file, without a password, as `minisign -G -W` writes it."""
         head = _KEY + _PLAIN + _CHECKSUM + _KDF.pack(bytes(32), 0, 0)
         body = self.public.number + self.seed + self.public.point
         checksum = hashlib.blake2b(_KEY + body, digest_size=32).digest()
@@ -99,7 +99,7 @@ class SecretKey:
 
 @dataclass(frozen=True)
 class Signature:
-    """A signature that was read; `number` is that of the key which made it."""
+    """A parsed signature; `number` is that of its key."""
 
     number: bytes
     signature: bytes
@@ -108,7 +108,7 @@ class Signature:
 
     @staticmethod
     def parse(text: bytes) -> Signature:
-        """The file beside what is signed."""
+        """The signature in the text of its file."""
         lines = _lines(text, 4, "signature")
         raw = _decoded(lines[1], 74, "signature")
         if raw[:2] != _PREHASHED or not lines[2].startswith(_COMMENT):

@@ -2,7 +2,7 @@
 
 The user's configuration folder has trusted keys, `publishers/NAME.pub` in minisign's format, and `bundles/`: an empty
 file, named by the SHA-256 of its manifest, for each bundle that was compiled here or accepted. The manifest has the
-hash of every file, so that these stand for the whole bundle, wherever it is copied.
+hash of every file, so these files stand for the whole bundle, wherever it is copied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIGNATURE = f"{MANIFEST}.minisig"
 
 @dataclass(frozen=True)
 class Origin:
-    """`publisher` is the trusted one whose signature holds, `signer` the number that any signature says of its key."""
+    """`publisher`: the trusted one with a valid signature; `signer`: the key number that any signature states."""
 
     accepted: bool
     publisher: str | None = None
@@ -35,7 +35,7 @@ class Origin:
 
     @property
     def known(self) -> bool:
-        """Whether the bundle may run without a word."""
+        """Whether the bundle may run without a warning."""
         return self.accepted or self.publisher is not None
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Origin:
 
 
 def origin_of(directory: Path) -> Origin:
-    """Raises SignatureError for a signature that cannot be read, or one of a trusted key that does not hold."""
+    """The origin of a bundle. Raises SignatureError for an unreadable signature, or an invalid one of a trusted key."""
     content = read_bounded(directory / MANIFEST, MAX_MANIFEST_BYTES, BundleError)
     record = _record(content)
     accepted = record is not None and record.is_file()
@@ -71,7 +71,7 @@ def origin_of(directory: Path) -> Origin:
 
 
 def note_foreign(directory: Path, target: TargetInfo, use: str, stacklevel: int = 1) -> None:
-    """Warn of a bundle that nobody vouches for, before the `use` of its code. Raises the errors of `origin_of`."""
+    """Warn of a bundle of unknown origin, before the `use` of its code. Raises the errors of `origin_of`."""
     origin = origin_of(directory)
     if not origin.known:
         what, accepts = f"{shown(target.name)} on {shown(target.triple)}", f"mlcpipe trust {shell_word(directory)}"
@@ -80,7 +80,7 @@ def note_foreign(directory: Path, target: TargetInfo, use: str, stacklevel: int 
 
 
 def accept(directory: Path) -> bool:
-    """Record a bundle as one that may run, as compiling it here does. False where that cannot be kept."""
+    """Record that a bundle may run, as compiling it here does. False if that cannot be stored."""
     record = _record(read_bounded(directory / MANIFEST, MAX_MANIFEST_BYTES, BundleError))
     with contextlib.suppress(OSError):
         if record is not None:
@@ -98,7 +98,7 @@ def forget(directory: Path) -> None:
 
 
 def publishers() -> dict[str, PublicKey]:
-    """The trusted keys by the publisher's name. Raises SignatureError for a file that is none, or that others wrote."""
+    """The trusted keys by the publisher's name. Raises SignatureError for another file, or one that others wrote."""
     folder = publishers_folder()
     keys = {}
     for path in sorted(folder.glob("*.pub")) if folder is not None else ():
@@ -108,7 +108,7 @@ def publishers() -> dict[str, PublicKey]:
 
 
 def publishers_folder() -> Path | None:
-    """Where trusted keys are; None for a user without a home."""
+    """The folder of trusted keys; None for a user without a home."""
     config = env().config
     return config / "publishers" if config else None
 

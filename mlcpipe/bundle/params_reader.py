@@ -146,7 +146,7 @@ def _map_file(descriptor: int, preload: Preload) -> mmap.mmap:
     if preload == "populate":
         flags |= getattr(mmap, "MAP_POPULATE", 0)
     mapped = mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ)
-    with contextlib.suppress(AttributeError, OSError):  # a system without pages of 2 MB for what is read from now on
+    with contextlib.suppress(AttributeError, OSError):  # a system without pages of 2 MB for files
         mapped.madvise(mmap.MADV_HUGEPAGE)
     if preload == "willneed" or (preload == "populate" and not hasattr(mmap, "MAP_POPULATE")):
         mapped.madvise(mmap.MADV_WILLNEED)

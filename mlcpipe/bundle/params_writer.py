@@ -143,7 +143,7 @@ class _OpenShard:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.nbytes = 0
-        self._held = bytearray()  # the begin of a block
+        self._held = bytearray()  # the beginning of a block
         self.records: list[dict[str, Any]] = []
         self.sha256 = hashlib.sha256()
         # MLC's format requires MD5; it only detects a broken download.

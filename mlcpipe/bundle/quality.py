@@ -1,4 +1,4 @@
-"""What `mlcpipe quality` measured, as the manifest keeps it."""
+"""The results of `mlcpipe quality` in the manifest."""
 
 from __future__ import annotations
 

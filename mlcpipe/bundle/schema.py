@@ -1,4 +1,4 @@
-"""What the models of the bundle's JSON files share: strict, frozen, no unknown fields."""
+"""The base of the models of the bundle's JSON files: strict, frozen, no unknown fields."""
 
 from __future__ import annotations
 

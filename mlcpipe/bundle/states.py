@@ -1,4 +1,4 @@
-"""The state table: the tensors of a model that outlive a step, and what keeping them takes.
+"""The state table: the tensors of a model that outlive a step, and their sizes.
 
 A block declares its states next to its parameters, the manifest lists them in the order of the library's argument, and
 runtimes allocate bytes, hand out ids and copy units, without knowing what is in them.
@@ -40,8 +40,8 @@ class Part(Frozen):
 class State(Frozen):
     """A tensor dtype[units, unit_bytes / itemsize] that layers keep. Layers may share one.
 
-    A unit has all `parts`, one after another, `copies` times. It is a page of 16 tokens, or a slot, which has what a
-    sequence keeps however long it is.
+    A unit has all `parts`, one after another, `copies` times. It is a page of 16 tokens, or a slot: the state of a
+    sequence of any length.
     """
 
     name: Name
@@ -91,13 +91,13 @@ def group_of(states: Sequence[State], state: State) -> int:
 def first_page(window: int, position: int) -> int:
     """The first page that a query at this position, or a later one, needs of a group with this window.
 
-    The last full page is needed in any case: in the prefix tree, what follows hangs on it.
+    The last full page is always needed: in the prefix tree, later pages are its children.
     """
     return max(0, position + 1 - max(window, 2 * PAGE)) // PAGE if window else 0
 
 
 def check_states(states: tuple[State, ...]) -> tuple[State, ...]:
-    """The table. Raises ValueError for one that no runtime could serve."""
+    """The checked table. Raises ValueError for one that no runtime could serve."""
     if len({state.name for state in states}) < len(states):
         raise ValueError("states with names of their own")
     if len(windows_of(states)) > MAX_GROUPS:
@@ -116,7 +116,7 @@ def slot_bytes(states: Sequence[State]) -> int:
 
 
 def states_hash(states: Sequence[State]) -> str:
-    """SHA-256 of a line for each state, which tells saved chats of one layout from those of another."""
+    """SHA-256 of a line per state, which tells saved chats of different layouts apart."""
     lines = []
     for state in states:
         parts = (

@@ -1,4 +1,4 @@
-"""Multi-head attention with grouped KV heads, whose keys and values are kept in pages."""
+"""Multi-head attention with grouped KV heads; keys and values are kept in pages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class AttentionSpec:
     """Static facts of an attention block. `scale` multiplies scores, None is head_dim ** -0.5; `softcap` bounds them.
 
-    `window`: tokens that a query sees, itself included; None is all. `input_size` is the width of what q, k and v are
-    projected from; None is hidden_size. `sinks`: each query head has a learned logit that its softmax counts and that
-    has no value. `names` are those of the norms of q and k, and of o.
+    `window`: tokens that a query attends to, itself included; None is all. `input_size` is the width of the input of q,
+    k and v; None is hidden_size. `sinks`: each query head has a learned logit that counts in its softmax and has no
+    value. `names` are the parameter names of the norms of q and k, and of o.
     """
 
     hidden_size: int
@@ -88,7 +88,7 @@ class Attention(nn.Module):
                 setattr(self, name, RMSNorm(size, spec.norm_eps, spec.norm_offset))
 
     def states(self, model: LanguageModel) -> list[State]:
-        """What the layer keeps."""
+        """The states of the layer."""
         return [self.spec.state(f"layers.{self.layer}.attention", model, self.layer)]
 
     def add_projections(self, spec: AttentionSpec) -> None:
@@ -129,7 +129,7 @@ class Attention(nn.Module):
 
 
 class FusedAttention(Attention):
-    """Attention whose checkpoint holds q, k and v in one matrix, rows in that order (Phi-3)."""
+    """Attention with q, k and v in one matrix of the checkpoint, rows in that order (Phi-3)."""
 
     def add_projections(self, spec: AttentionSpec) -> None:
         """Declare the one parameter of q, k and v."""

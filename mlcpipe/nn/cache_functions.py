@@ -1,4 +1,4 @@
-"""The functions of a language model over TVM's cache object, as MLC's published contract says."""
+"""The functions of a language model over TVM's cache object, by MLC's published contract."""
 
 from __future__ import annotations
 

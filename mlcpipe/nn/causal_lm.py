@@ -27,7 +27,7 @@ from tir_schedules.paged import QUANTIZED
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Model properties that the compiler, the manifest and the runtime need. What differs by layer, its blocks say.
+    """Model properties that the compiler, the manifest and the runtime need. Facts of a layer are in its blocks.
 
     `ropes[rope_of[i]]` has the frequencies of layer i. `logit_softcap` bounds logits (0: none). `embedding_scale`
     multiplies embeddings, `logit_scale` logits.
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """What the compiler sets and asks of any model: dtypes, the folder of kernels, who owns the KV cache."""
+    """The compiler's view of any model: dtypes, the folder of kernels, whether the runtime owns the pages."""
 
     model: nn.Module
 
@@ -109,7 +109,7 @@ class LanguageModel(nn.Module):
         self.own_pages = False
 
     def attentions(self) -> list[AttentionSpec]:
-        """That of each layer which attends, in their order."""
+        """The specs of the attention layers, in order."""
         return [block.spec for block in blocks_of(self.model, Attention)]
 
     def states(self) -> list[State]:
@@ -125,7 +125,7 @@ class LanguageModel(nn.Module):
         return shape(*sizes, self.kv_dtype, of.softcap, sinks=of.sinks, page_group=group, **options)
 
     def check_uniform(self, where: str) -> None:
-        """Raises ConfigError for layers that TVM's cache, which has one shape for all, cannot serve."""
+        """Raises ConfigError for layers that TVM's cache cannot serve: it has one shape for all."""
         kinds = {replace(of, window=None) for of in self.attentions()}
         windows = {of.window for of in self.attentions()} - {None}
         if len(kinds) > 1 or len(windows) > 1 or len(self.attentions()) < self.facts.num_layers:
@@ -140,7 +140,7 @@ class LanguageModel(nn.Module):
 
 
 class CausalLM(LanguageModel):
-    """The compiled library's model functions: over states of the runtime, or what MLC's hosts expect, over TVM's cache.
+    """The model functions of the compiled library, over states of the runtime or over TVM's cache, for MLC's hosts.
 
     Layers are called as `layer(x [m, hidden], kv, cos, sin) -> [m, hidden]`; the m rows are the
     tokens of all sequences.
@@ -178,8 +178,8 @@ class CausalLM(LanguageModel):
     def spec(self) -> dict[str, Any]:
         """Argument specifications of every entry point, for `nn.Module.export_tvm`.
 
-        Tokens of a prompt are "n", others "b" (one or more of each sequence) and "v" (verified ones): their arithmetic
-        may differ, see `passes/mark_prompt_rows.py`.
+        Symbolic sizes: "n" tokens of a prompt, "b" decode rows (one or more of each sequence), "v" verified tokens. The
+        arithmetic of prompts may differ, see `passes/mark_prompt_rows.py`.
         """
         made = state_functions if self.own_pages else cache_functions
         for name, function in made.functions(self).items():

@@ -1,6 +1,6 @@
 """The three decoder layers: norms before, after, or around attention and MLP.
 
-`names` are those of the norm before attention, attention, the norm before the MLP, and the MLP; "" where there is none.
+`names`: the norm before attention, attention, the norm before the MLP, and the MLP; "" for none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a draft head adds to a model: parameters, and functions of the library that a host drafts with."""
+"""The parameters and library functions that a draft head adds to a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tvm.relax.frontend.nn import Tensor
 
 
 class DraftHead:
-    """`module` has the parameters, which `parameter` names in the model; a step without drafts reads none of them.
+    """`module` has the parameters, named `parameter` in the model; a step without drafts reads none of them.
 
-    The head reads rows that the model's forwards keep: the inputs of `layers`, then what the model's logits come from.
-    `prompts`: those of prompts, too. `model` is the CausalLM that has the head, once it has its dtypes.
+    The head reads rows that the model's forwards keep: the inputs of `layers`, then the input of the model's logits.
+    `prompts`: also in prefill. `model` in the methods is the CausalLM with the head, after its dtypes are set.
     """
 
     parameter: str
@@ -22,7 +22,7 @@ class DraftHead:
     prompts = False
 
     def kept_size(self, model: Any) -> int:
-        """Numbers of a row that is kept."""
+        """Length of a kept row."""
         return (len(self.layers) + 1) * int(model.facts.hidden_size)
 
     def functions(self, model: Any) -> Mapping[str, Callable[..., Tensor]]:

@@ -1,9 +1,9 @@
-"""EAGLE-3 (Li et al. 2025): a decoder layer that guesses a token from three hidden states and the token after them.
+"""EAGLE-3 (Li et al. 2025): a decoder layer that predicts a token from three hidden states and the token after them.
 
 h_p^a, h_p^b and h_p^c are the inputs of three of the model's layers at position p, g_p = fc [h_p^a; h_p^b; h_p^c], and
-e_p embeds the token at p + 1. The layer attends from [norm(e_p); norm(g_p)] to those before it and gives a_p, of which
-the logits of the token at p + 2 are computed.
-Where the model has not computed h_p, for a token that is a draft itself, a_{p-1} takes the place of g_p.
+e_p embeds the token at p + 1. The layer attends from [norm(e_p); norm(g_p)] to earlier positions and gives a_p, from
+which the logits of the token at p + 2 are computed.
+Where the model has not computed h_p, because its token is drafted, a_{p-1} replaces g_p.
 Formulas as in https://github.com/SafeAILab/EAGLE, eagle/model/cnets.py, and vLLM's models/llama_eagle3.py.
 """
 
@@ -31,7 +31,7 @@ from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.rows import columns, rows_of, write_rows
 from mlcpipe.nn.step_states import StepStates, argument
 
-_NEVER = -1e30  # the logit of a token that the head does not guess
+_NEVER = -1e30  # the logit of a token outside the head's vocabulary
 
 
 class EagleLayer(nn.Module):
@@ -57,7 +57,7 @@ class EagleLayer(nn.Module):
 
 
 class EagleModule(nn.Module):
-    """Parameters, named as in the authors' checkpoints. `vocab`: tokens that the head guesses."""
+    """Parameters, named as in the authors' checkpoints. `vocab`: tokens that the head predicts."""
 
     def __init__(self, base: BaseConfig, target_hidden: int, vocab: int, before: bool, embeds: bool) -> None:
         self.fc = Linear(3 * target_hidden, base.hidden_size)
@@ -69,10 +69,10 @@ class EagleModule(nn.Module):
 
 
 class EagleHead(DraftHead):
-    """`draft_prompt` adds rows of a prompt to the pages, `draft_first` guesses from the model's hidden states, and
-    `draft_next` goes on from a guess.
+    """`draft_prompt` adds rows of a prompt to the pages, `draft_first` predicts from the model's hidden states, and
+    `draft_next` continues from a prediction.
 
-    `places` i32[V] says which token of the head each token of the model is, -1 for none; None where they are the same.
+    `places` i32[V] maps tokens of the model to tokens of the head, -1 for none; None if they are the same.
     """
 
     parameter = "eagle_head"
@@ -91,7 +91,7 @@ class EagleHead(DraftHead):
             param.attrs["reads"] = Fraction(0)
 
     def states(self, model: Any) -> list[State]:
-        """What the head's layer keeps, in pages of its own."""
+        """The states of the head's layer, in separate pages."""
         states: list[State] = self.module.midlayer.self_attn.states(model)
         return states
 
@@ -105,7 +105,7 @@ class EagleHead(DraftHead):
 
     def _prompt(self, model: Any, tokens: Tensor, features: Tensor, step: Tensor, pages: list[Tensor]) -> Tensor:
         """tokens i32[n], features f32[n, kept * hidden] of the rows before them -> the pages with their keys."""
-        kv = self._cache(model, step, pages, many=True)
+        kv = self._cache(model, step, pages, prefill_rows=True)
         self._attend(model, kv, tokens, self._features(model, features))
         return kv.tensors[0]
 
@@ -115,25 +115,25 @@ class EagleHead(DraftHead):
     ) -> Tensor:  # fmt: skip
         """tokens i32[b], features f32[b, kept * hidden] of the rows before them -> logits f32[d, V] of the rows i32[d].
 
-        They are written to `logits`, and to `hidden` f32[d, hidden] what `draft_next` goes on from.
+        They are written to `logits`, and the input of `draft_next` to `hidden` f32[d, hidden].
         """
-        kv = self._cache(model, step, pages, many=False)
+        kv = self._cache(model, step, pages, prefill_rows=False)
         x = self._attend(model, kv, tokens, self._features(model, features))
         return self._guess(op.tensor_expr_op(rows_of, "rows", [x, rows]), hidden)
 
     def _next(
         self, model: Any, tokens: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]
     ) -> Tensor:
-        """tokens i32[d] that were drawn last, and `hidden` f32[d, hidden], which is replaced -> logits f32[d, V]."""
-        kv = self._cache(model, step, pages, many=False)
+        """The last sampled tokens i32[d], and `hidden` f32[d, hidden], which is replaced -> logits f32[d, V]."""
+        kv = self._cache(model, step, pages, prefill_rows=False)
         x = columns(hidden, 0, self.base.hidden_size, model.dtype)
         return self._guess(self._attend(model, kv, tokens, x), hidden)
 
-    def _cache(self, model: Any, step: Tensor, pages: list[Tensor], many: bool) -> StepStates:
-        return StepStates(model, self.states(model), step, list(pages), many)
+    def _cache(self, model: Any, step: Tensor, pages: list[Tensor], prefill_rows: bool) -> StepStates:
+        return StepStates(model, self.states(model), step, list(pages), prefill_rows)
 
     def _features(self, model: Any, features: Tensor) -> Tensor:
-        """fc of the kept rows, without those that the model's logits come from."""
+        """fc of the kept rows, without their part for the model's logits."""
         return self.module.fc(columns(features, 0, 3 * model.facts.hidden_size, model.dtype))
 
     def _attend(self, model: Any, kv: StepStates, tokens: Tensor, x: Tensor) -> Tensor:

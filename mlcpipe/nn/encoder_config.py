@@ -13,7 +13,7 @@ from mlcpipe.nn.rope import Rope
 
 
 def check_encoder(fields: Fields, architectures: Sequence[str], **neutral: Sequence[Any]) -> str:
-    """The checkpoint's class, one of `architectures`; the first of these where config.json names none.
+    """The checkpoint's class, one of `architectures`; the first if config.json names none.
 
     Raises ConfigError for another class, and for fields, with their `neutral` values, that are not supported.
     """

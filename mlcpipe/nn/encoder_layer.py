@@ -19,9 +19,9 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin f32[m, head_dim / 2]
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """Static facts of a layer, and what the checkpoint calls its parts, relative to the layer.
+    """Static facts of a layer, and the checkpoint's names of its parts, relative to the layer.
 
-    `gated`: act(gate) * up, else act. Several names of a part are joined along its rows.
+    `gated`: act(gate) * up, else act. Tensors of several names are joined along their rows.
     """
 
     hidden_size: int
@@ -62,7 +62,7 @@ class EncoderLayer(nn.Module):
         return self.mlp_norm.of_sum(x, self.feed(x))[1]
 
     def attend(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
-        """out(attention(rope(q, k), v)), without rope where there is no rotation: [m, hidden] -> [m, hidden]."""
+        """out(attention(rope(q, k), v)), without rope if `rotation` is None: [m, hidden] -> [m, hidden]."""
         heads, hidden, m = self.spec.num_heads, self.spec.hidden_size, x.shape[0]
         dim = hidden // heads
         qkv = self.qkv(x)
@@ -97,7 +97,7 @@ class PreNormEncoderLayer(EncoderLayer):
 
 
 def _named(part: nn.Module, *names: str) -> nn.Module:
-    """The part, whose weight and bias are what the checkpoint has under these names, joined along axis 0."""
+    """Set the sources of the part's weight and bias: the checkpoint's tensors of these names, joined along axis 0."""
     for kind in ("weight", "bias"):
         parameter = getattr(part, kind)
         if parameter is not None:

@@ -1,4 +1,4 @@
-"""How a family of models is stored in GGUF: what the files of `mlcpipe/models` say as `GGUF`.
+"""How a family of models is stored in GGUF: the type of `GGUF` in the files of `mlcpipe/models`.
 
 Keys and tensor names are llama.cpp's (gguf-py/gguf/constants.py).
 """
@@ -27,7 +27,7 @@ EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up",
 
 
 class GgufFile(Protocol):
-    """Metadata under keys without the architecture, and names of tensors. Raises ConfigError that names the key."""
+    """Metadata by keys without the architecture, and names of tensors. Raises ConfigError that names the key."""
 
     def __contains__(self, tensor: str) -> bool:
         """Whether there is a tensor of this name."""
@@ -39,7 +39,7 @@ class GgufFile(Protocol):
         """A finite number."""
 
     def numbers(self, key: str, count: int) -> NDArray[Any]:
-        """An array of so many numbers."""
+        """An array of `count` numbers."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of any type."""
@@ -53,13 +53,13 @@ class GgufFamily:
     """A `model_type` as the architecture `arch`.
 
     complete     adds fields to config.json, which has those of all families and `rope_scaling`
-    names        of tensors, by llama.cpp's, without the part that all families share
+    names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
     experts      a pattern with the expert's number for each stacked tensor
-    applies      whether a file is of this family and not of one without, where several share an architecture
+    applies      whether a file is of this family, where several share an architecture
     rope         "full" rotates whole heads, scaled as the file says; "longrope" has tensors of factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
-    norm_offset  was added to the weights of norms
-    some_attend  the number of KV heads is that of each layer, 0 where it does not attend, which `complete` reads
+    norm_offset  added to the weights of norms in the file
+    some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
     """
 
     arch: str
@@ -74,7 +74,7 @@ class GgufFamily:
 
 
 def read_experts(file: GgufFile, config: dict[str, Any]) -> None:
-    """How many experts there are and each token uses."""
+    """Read the number of experts, and of those that a token uses."""
     count, used = file.integer("expert_count"), file.integer("expert_used_count")
     if not 0 < used <= count <= MAX_EXPERTS:
         raise file.error("expert_count", f"{used} to {MAX_EXPERTS}", count)

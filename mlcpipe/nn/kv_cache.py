@@ -28,8 +28,8 @@ class PagedKVCache(Object):  # type: ignore[misc]
     def attend(self, layer: int, of: AttentionSpec, qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv.
 
-        `sinks` are f32[heads] where `of` says that heads have them. TVM's cache has no place for these: they are
-        counted after it, by the sums of weights that our kernels write into further heads.
+        `sinks` are f32[heads] if `of` says that heads have them. TVM's cache has no input for them: they are applied
+        afterwards, with the sums of weights that our kernels write into additional heads.
         """
         m, spec, bb = qkv.shape[0], self.spec, relax.BlockBuilder.current()
         heads, room, dim = spec.num_heads, spec.sum_heads, spec.head_dim
@@ -57,7 +57,7 @@ class PagedKVCache(Object):  # type: ignore[misc]
         return Tensor(_expr=relax.BlockBuilder.current().emit(call))
 
     def rope_lengths(self, rows: tirx.Expr) -> Tensor | None:
-        """None: the rows are of one sequence, whose highest position says its length."""
+        """None: all rows are of one sequence, whose length follows from the highest position."""
         return None
 
 

@@ -61,7 +61,7 @@ class Embedding(nn.Module):
 class ExpertLinear(nn.Module):
     """One linear layer per expert, chosen per token: W [experts, out_features, in_features].
 
-    Its `bias`, one expert's after another's, is for those who read the products.
+    The `bias` of all experts in turn is not added here: readers of the products add it.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Medusa heads (Cai et al. 2024, section 2.1.1): head i guesses the token i + 2 places after a row's own.
+"""Medusa heads (Cai et al. 2024, section 2.1.1): head i predicts the token i + 2 places after a row's own.
 
-p_i = softmax(W_i (x + SiLU(V_i x + b_i))), where x is the row that the model computes its own logits from.
+p_i = softmax(W_i (x + SiLU(V_i x + b_i))), where x is the input row of the model's own logits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHeads(DraftHead):
-    """So many heads, each of residual blocks and a matrix of logits."""
+    """`heads` heads, each of `blocks` residual blocks and a matrix of logits."""
 
     parameter = "medusa_head"
 

@@ -140,7 +140,7 @@ def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
                         ):
                             expert[1] = e
                             logit[1] = logits[i, e]
-                    # NaN logits have no order: use any valid expert. The weights become NaN, as softmax has it.
+                    # NaN logits have no order: use any valid expert. The weights become NaN, as in softmax.
                     ids[i, t] = T.max(expert[1], 0)
                     weights[i, t] = logits[i, ids[i, t]]
                     expert[0] = expert[1]

@@ -2,7 +2,7 @@
 
 Frequencies follow transformers' `modeling_rope_utils.py`: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng
 et al. 2023), llama3 and longrope (Ding et al. 2024). Types that depend on the prompt length (dynamic,
-longrope) read the length of each row's sequence, i32[m]. With TVM's cache all rows have one sequence, and its length
+longrope) read the length of each row's sequence, i32[m]. With TVM's cache all rows are of one sequence, whose length
 follows from the highest position of the forward.
 """
 
@@ -177,7 +177,7 @@ def _longrope(fields: Fields, dim: int, theta: float, power: Floats, original: i
 def cos_sin(rope: Rope, positions: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
     """positions i32[m] -> (cos, sin) f32[m, rotary_dim / 2], multiplied by `rope.scale`.
 
-    `length` is i32[m], read where frequencies depend on it; None: that of the highest position.
+    `length` is i32[m], read if frequencies depend on it; None: that of the highest position.
     """
     half = rope.rotary_dim // 2
     tables = [Tensor.from_const(np.array(rope.inv_freq, np.float32))]

@@ -1,4 +1,4 @@
-"""Chooses, joins, cuts and scales rows of hidden states."""
+"""Selects, joins, slices and scales rows of hidden states."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ShortConv(nn.Module):
         self.out_proj = Linear(hidden_size, hidden_size, bias)
 
     def states(self, model: LanguageModel) -> list[State]:
-        """What the layer keeps."""
+        """The states of the layer."""
         inputs = Part(name="inputs", dtype="float32", shape=(self.taps - 1, self.hidden_size))
         return [State(name=self._state, kind="slot", parts=(inputs,), dtype="float32", layers=(self.layer,))]
 

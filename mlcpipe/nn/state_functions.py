@@ -1,6 +1,6 @@
 """The functions of a language model over states that the runtime owns: `prefill`, `decode`, `copy_pages`.
 
-`step` and `states` are those of `StepStates`; after a forward the states have its tokens, too.
+`step` and `states` are those of `StepStates`; a forward adds its tokens to the states.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 
 
 def functions(model: CausalLM) -> dict[str, Callable[..., Any]]:
-    """The functions by name, those of its draft head aside."""
+    """The functions by name, without those of its draft head."""
     return {function.__name__: partial(function, model) for function in _FUNCTIONS}
 
 
 def decode(model: CausalLM, tokens: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]) -> Tensor:
-    """tokens i32[b], with the numerics of decode -> logits f32[b, vocab], which are written to `logits`."""
-    return model.logits(_hidden(model, tokens, step, states, many=False)[-1])
+    """tokens i32[b], with decode's arithmetic -> logits f32[b, vocab], which are written to `logits`."""
+    return model.logits(_hidden(model, tokens, step, states, prefill_rows=False)[-1])
 
 
 def prefill(
     model: CausalLM, tokens: Tensor, rows: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
 ) -> Tensor:
     """tokens i32[n] of prompts -> logits f32[r, vocab] of the rows i32[r], which are written to `logits`."""
-    return _of_rows(model, _hidden(model, tokens, step, states, many=True)[-1], rows)
+    return _of_rows(model, _hidden(model, tokens, step, states, prefill_rows=True)[-1], rows)
 
 
 def decode_hidden(
     model: CausalLM, tokens: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
 ) -> Tensor:
-    """As `decode`; what the draft head reads of each row is written to `hidden` f32[b, kept * hidden]."""
-    return model.logits(_kept(model, tokens, hidden, step, states, many=False))
+    """As `decode`; the draft head's input of each row is written to `hidden` f32[b, kept * hidden]."""
+    return model.logits(_kept(model, tokens, hidden, step, states, prefill_rows=False))
 
 
 def prefill_hidden(
     model: CausalLM, tokens: Tensor, rows: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
 ) -> Tensor:
-    """As `prefill`; what the draft head reads of each row is written to `hidden` f32[n, kept * hidden]."""
-    return _of_rows(model, _kept(model, tokens, hidden, step, states, many=True), rows)
+    """As `prefill`; the draft head's input of each row is written to `hidden` f32[n, kept * hidden]."""
+    return _of_rows(model, _kept(model, tokens, hidden, step, states, prefill_rows=True), rows)
 
 
 def copy_pages(model: CausalLM, pairs: list[Tensor], states: list[Tensor]) -> list[Tensor]:
@@ -62,18 +62,20 @@ def _of_rows(model: CausalLM, hidden: Tensor, rows: Tensor) -> Tensor:
     return model.logits(op.tensor_expr_op(rows_of, "rows", [hidden, rows]))
 
 
-def _kept(model: CausalLM, tokens: Tensor, hidden: Tensor, step: Tensor, states: list[Tensor], many: bool) -> Tensor:
-    """The rows [m, hidden] that logits are computed from, once they are in `hidden` with the others."""
+def _kept(
+    model: CausalLM, tokens: Tensor, hidden: Tensor, step: Tensor, states: list[Tensor], prefill_rows: bool
+) -> Tensor:
+    """Write all kept rows to `hidden` -> those [m, hidden] that logits are computed from."""
     assert model.draft_head is not None
-    rows = _hidden(model, tokens, step, states, many, model.draft_head.layers)
+    rows = _hidden(model, tokens, step, states, prefill_rows, model.draft_head.layers)
     written, d = write_rows(rows, hidden), model.facts.hidden_size
     return columns(written, (len(rows) - 1) * d, d, rows[-1].dtype)
 
 
 def _hidden(
-    model: CausalLM, tokens: Tensor, step: Tensor, states: list[Tensor], many: bool, kept: Sequence[int] = ()
+    model: CausalLM, tokens: Tensor, step: Tensor, states: list[Tensor], prefill_rows: bool, kept: Sequence[int] = ()
 ) -> list[Tensor]:
-    kv = step_states.StepStates(model, model.states(), step, states, many)
+    kv = step_states.StepStates(model, model.states(), step, states, prefill_rows)
     rows: list[Tensor] = model.model(model.embed(tokens), kv, kept)
     return rows
 

@@ -1,7 +1,6 @@
-"""What layers see of a step: its integers, and the states that the runtime owns, as plain tensors.
+"""A step as layers see it: its integers, and the states that the runtime owns, as plain tensors.
 
-`tir_schedules/step_layout.py` describes the integers; TVM's cache object, for hosts that bring it along, is in
-`kv_cache.py`.
+`tir_schedules/step_layout.py` describes the integers; TVM's cache object, for hosts that have it, is in `kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class StepStates:
-    """The states inside a model function. Layers replace those that they change by what they are after the step.
+    """The states inside a model function. A layer replaces a state that it changes with its value after the step.
 
-    `step` is i32[k], `tensors[i]` the one of table[i]. `many`: the rows are those of prompts, else each has decode's
-    numerics. `bidirectional`: rows see the keys after them, too.
+    `step` is i32[k], `tensors[i]` the one of table[i]. `prefill_rows`: rows are of prompts, else each has decode's
+    arithmetic. `bidirectional`: rows also attend to the keys after them.
     """
 
     def __init__(
@@ -34,11 +33,11 @@ class StepStates:
         table: Sequence[State],
         step: Tensor,
         tensors: list[Tensor],
-        many: bool,
+        prefill_rows: bool,
         bidirectional: bool = False,
     ) -> None:
         self.step, self.tensors = step, tensors
-        self._model, self._table, self._many, self._bidirectional = model, table, many, bidirectional
+        self._model, self._table, self._prefill_rows, self._bidirectional = model, table, prefill_rows, bidirectional
 
     @property
     def kernels(self) -> str:
@@ -46,13 +45,13 @@ class StepStates:
         return self._model.kernels
 
     def place(self, name: str) -> int:
-        """Where a state is in `tensors`."""
+        """The index of a state in `tensors`."""
         return next(index for index, state in enumerate(self._table) if state.name == name)
 
     def attend(self, layer: int, of: AttentionSpec, qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Store k and v of qkv [m, heads + 2 kv_heads, D] in the layer's pages and attend: -> [m, heads * D].
 
-        `sinks` are f32[heads] where `of` says that heads have them.
+        `sinks` are f32[heads] if `of` says that heads have them.
         """
         own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and layer in state.layers)
         shape = self._model.attention_shape(of, group_of(self._table, self._table[own]))
@@ -64,9 +63,9 @@ class StepStates:
             functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, Tensor.placeholder(pages.shape, "int8")
         )
         self.tensors[own] = pages
-        name = "attend_many" if self._many else "attend_few"
+        name = "attend_many" if self._prefill_rows else "attend_few"
         out = Tensor.placeholder((m, of.num_heads, of.head_dim), qkv.dtype)
-        workspace = () if self._many else shape.workspace
+        workspace = () if self._prefill_rows else shape.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
         attended = op.tensor_ir_op(
             functions[name], name, [qkv, self.step, pages, *([] if sinks is None else [sinks])], outputs
@@ -81,7 +80,7 @@ class StepStates:
         return self._of_rows(layout.POSITION, rows, "positions")
 
     def rope_lengths(self, rows: tirx.Expr) -> Tensor:
-        """For each row the length i32[rows] of its whole sequence."""
+        """The length of each row's whole sequence, i32[rows]."""
         return self._of_rows(layout.ROPE_LENGTH, rows, "rope_lengths")
 
     def _of_rows(self, field: int, rows: tirx.Expr, name: str) -> Tensor:
@@ -92,7 +91,7 @@ class StepStates:
 
 
 def argument(table: Sequence[State]) -> list[spec.Tensor]:
-    """The argument `states` of functions: units of a kind and group have one symbol."""
+    """The argument `states` of functions: the numbers of units of a kind and group are one symbol."""
     return [
         spec.Tensor(["Z" if s.kind == "slot" else f"P{group_of(table, s) or ''}", s.unit_items], s.dtype) for s in table
     ]
@@ -111,14 +110,14 @@ def copy_pages(model: LanguageModel, pairs: list[Tensor], states: list[Tensor]) 
 
 
 def pairs_argument(table: Sequence[State]) -> list[spec.Tensor]:
-    """The argument `pairs` of `copy_pages`, one tensor for each group."""
+    """The argument `pairs` of `copy_pages`, one tensor per group."""
     return [spec.Tensor([f"c{group or ''}", 2], "int32") for group in range(len(windows_of(table)))]
 
 
 def _functions(
     kernels: str, shape: Any, scale: float, window: int, bidirectional: bool = False
 ) -> dict[str, tirx.PrimFunc]:
-    """Every function over pages of the kernels' folder, by its role."""
+    """All page functions of the kernels' folder, by role."""
     made: dict[str, tirx.PrimFunc] = importlib.import_module(f"tir_schedules.{kernels}.attention").page_functions(
         shape, scale, window, bidirectional
     )

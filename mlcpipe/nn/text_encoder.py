@@ -1,7 +1,7 @@
-"""A text encoder: all texts of a step at once, each attending within itself, to rows of numbers for each text.
+"""A text encoder: computes rows of numbers for all texts of a step at once; each text attends within itself.
 
-The texts are sequences of a step as `tir_schedules/step_layout.py` describes it. Keys and values live in pages for the
-time of a layer, so that all layers share them.
+The texts are sequences of a step as `tir_schedules/step_layout.py` describes it. Keys and values are in pages only
+during a layer, so all layers share the pages.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mlcpipe.nn.step_states import StepStates, argument
 
 @dataclass(frozen=True)
 class CheckpointNames:
-    """How checkpoints name what the model calls `model.…`.
+    """The checkpoints' names of the tensors `model.…`.
 
-    `prefixes`: what may stand in the place of `model.`, the first that fits counts. `unused`: how the names of tensors
-    begin that texts need not, after the prefix or without it.
+    `prefixes`: alternatives for `model.`, of which the first that fits counts. `unused`: beginnings of names of tensors
+    that texts do not need, after the prefix or without it.
     """
 
     prefixes: tuple[str, ...] = ("model.", "")
@@ -46,13 +46,13 @@ class TextEncoder(LanguageModel):
         return [layer.attention for layer in blocks_of(self.model, EncoderLayer)] or super().attentions()
 
     def states(self) -> list[State]:
-        """One, of all layers: what a layer keeps is not needed after it."""
+        """One state for all layers: a layer's keys and values are not needed after it."""
         first = self.attentions()[0]
         return [replace(first, window=None).state("attention", self, *range(self.facts.num_layers))]
 
     @property
     def width(self) -> int:
-        """Numbers of a row of the result."""
+        """Length of a row of the result."""
         return self.facts.hidden_size
 
     def embed_texts(
@@ -91,7 +91,7 @@ class TextEncoder(LanguageModel):
 
 
 class DecoderEncoder(TextEncoder):
-    """A causal language model as an encoder: a token sees those before it, and nothing draws a next one."""
+    """A causal language model as an encoder: tokens attend to those before them, and no next one is sampled."""
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__(model.facts, model.model, CheckpointNames(unused=("lm_head.",)), bidirectional=False)

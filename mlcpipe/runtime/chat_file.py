@@ -1,4 +1,4 @@
-"""A conversation in a file: its tokens, its states after them, and what the caller wants back with them.
+"""A conversation in a file: its tokens, the states after them, and data of the caller.
 
     header, 192 bytes | tokens, i32[n] | chat | zeros up to a multiple of 64 | states | sha256 of all before, 64 digits
 
@@ -11,8 +11,8 @@ The header, little-endian:
 
 The model is the SHA-256 of "<checkpoint_hash> <quantization>" of the manifest, so another target of the same weights
 may read the file; `bundle/states.py` has that of the states. The chat is a JSON object, or nothing. The states are in
-the order of the manifest: of pages those that a later token sees, in the last of which the places of no token are 0;
-of a slot its bytes; nothing where there are no tokens. RoPE with a dynamic length follows the tokens of the last
+the order of the manifest: pages that a later token attends to, with zeros in unused places of the last one; the bytes
+of a slot; nothing if there are no tokens. RoPE with a dynamic length follows the tokens of the last
 prompt. `mlcpipe/native/runtime/chat_file.cc` reads and writes the same.
 """
 
@@ -72,7 +72,7 @@ class _Header(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedChat:
-    """What a file holds: of each state its units int8[n, unit_bytes], mapped."""
+    """The content of a file; `states` are the mapped units int8[n, unit_bytes] of each."""
 
     tokens: list[int]
     prompt_tokens: int
@@ -86,14 +86,14 @@ class SavedChat:
 
 
 def saved_units(state: State, tokens: int) -> int:
-    """How many units of a state a file of so many tokens has."""
+    """Number of units of a state in a file of `tokens` tokens."""
     if state.kind == "slot":
         return int(tokens > 0)
     return -(-tokens // PAGE) - first_page(state.window, tokens) if tokens else 0
 
 
 def is_chat_file(path: Path) -> bool:
-    """Whether a file begins as those that `write_chat` writes. Raises UsageError for one that cannot be read."""
+    """Whether a file starts like those of `write_chat`. Raises UsageError for one that cannot be read."""
     file_size(path, UsageError, _WHAT)
     try:
         with path.open("rb") as file:
@@ -134,7 +134,7 @@ def write_chat(
 
 
 def read_chat(path: Path, manifest: Manifest, context_length: int) -> SavedChat:
-    """Map a file and check all of it, reading it once. Raises UsageError that says what is wrong with it.
+    """Map a file and check all of it, reading it once. Raises UsageError that states the fault.
 
     Its length is checked against the model and the context before the content is read.
     """
@@ -168,7 +168,7 @@ def read_chat(path: Path, manifest: Manifest, context_length: int) -> SavedChat:
 
 
 def clear_unused(state: State, units: NDArray[np.int8], tokens: int) -> None:
-    """Make the places of no token in the last of the pages int8[n, unit_bytes] of `tokens` tokens 0."""
+    """Fill the unused places of the last of the pages int8[n, unit_bytes] of `tokens` tokens with zeros."""
     if state.kind == "slot" or not (used := tokens % PAGE):
         return
     begin, copies = 0, units[-1].reshape(state.copies, -1)
@@ -180,7 +180,7 @@ def clear_unused(state: State, units: NDArray[np.int8], tokens: int) -> None:
 
 
 def _header_of(manifest: Manifest, tokens: int) -> _Header:
-    """The header of a file of a bundle, but for the prompt and the chat."""
+    """The header of a file of a bundle, without the prompt and the chat."""
     model, states = manifest.model, manifest.states
     identity = hashlib.sha256(f"{manifest.checkpoint_hash} {manifest.quantization}".encode()).hexdigest()
     nbytes = sum(saved_units(state, tokens) * state.unit_bytes for state in states)
@@ -203,7 +203,7 @@ def _json(chat: Mapping[str, Any] | None) -> bytes:
 
 
 def _check_header(path: Path, header: _Header, size: int) -> None:
-    """The version, and the length of the whole file."""
+    """Check the version and the length of the file."""
     if header.version != VERSION:
         raise UsageError(
             f"a {_WHAT} of another version of mlcpipe", where=path, expected=f"version {VERSION}", found=header.version
@@ -224,7 +224,7 @@ def _check_tokens(path: Path, header: _Header, context_length: int) -> None:
 
 
 def _check_model(path: Path, header: _Header, ours: _Header) -> None:
-    """The model, and what its states are."""
+    """Check that the model and its states are those of the bundle."""
     if header.model != ours.model:
         raise UsageError(
             "the chat was saved with another model",
@@ -247,7 +247,7 @@ def _check_model(path: Path, header: _Header, ours: _Header) -> None:
 
 
 def _printable(name: bytes) -> str:
-    """With a question mark for everything that may not go into a line."""
+    """As text, with a question mark for every byte that is not printable."""
     return "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in name)
 
 

@@ -22,7 +22,7 @@ from mlcpipe.files import local_path
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.serving.batch import Span, StepBuffer
-from mlcpipe.runtime.serving.sequence import Request
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from mlcpipe.runtime.serving.sequence import Sequence as Tokens
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.text_pairs import EncodedText, encode_text, too_long
@@ -108,7 +108,7 @@ class Embedder:
         Args:
             texts: n of them.
             prompt_name: one of the model's prompts to put before each text; None is its default one, "" none.
-            dimensions: the first so many numbers, brought to length 1 (Matryoshka); None is all of them.
+            dimensions: length of the embeddings, cut and normalized (Matryoshka); None is the model's.
             truncate: cut texts with more tokens than this; True or -1 those with more than `max_tokens`, which None
                 and False refuse.
 
@@ -120,7 +120,7 @@ class Embedder:
         return self.finished(self._compute(encoded), dimensions)
 
     def finished(self, rows: Floats, dimensions: int | None = None) -> Floats:
-        """Embeddings of what `rows` gave. Raises UsageError for a cross-encoder, and for too many dimensions."""
+        """Embeddings of the result of `rows`. Raises UsageError for a cross-encoder, and for too many dimensions."""
         if self.info.task != "embed":
             raise UsageError("the model embeds no texts", expected="scores of documents", next_step="use rerank")
         whole = self.info.dimensions
@@ -145,7 +145,7 @@ class Embedder:
         return [self._encoded(query, limit, one) for one in documents]
 
     def scores(self, rows: Floats) -> Floats:
-        """The scores f32[n] of what `rows` gave for pairs. Raises UsageError for a model that is no cross-encoder."""
+        """Scores f32[n] of the result of `rows` for pairs. Raises UsageError for a model that is no cross-encoder."""
         if self.info.task != "rerank":
             raise UsageError("the model scores no documents", expected="a cross-encoder", next_step="use embed")
         with np.errstate(over="ignore"):
@@ -174,7 +174,7 @@ class Embedder:
         return self.info.prompts[name] if name else ""
 
     def _limit(self, truncate: int | bool | None) -> int | None:
-        """The tokens to cut texts at; None refuses those that are longer than the model takes. Raises UsageError."""
+        """The number of tokens to cut texts at; None refuses texts longer than the model takes. Raises UsageError."""
         if truncate is None or truncate is False:
             return None
         if truncate is True or truncate == -1:
@@ -201,7 +201,7 @@ class Embedder:
         return np.concatenate(parts) if parts else np.zeros((0, self.info.dimensions), np.float32)
 
     def rows(self, batch: Sequence[EncodedText]) -> Floats:
-        """A row f32[n, width] for each text of one of `batches`, before it is brought to length 1.
+        """A row f32[n, width] for each text of one of `batches`, not normalized.
 
         Raises ComputeError.
         """
@@ -216,7 +216,7 @@ class Embedder:
         return found
 
     def batches(self, texts: Sequence[EncodedText]) -> Iterator[list[EncodedText]]:
-        """Texts in their order, as many as a step has rows and pages for."""
+        """Batches of texts in order, each as large as a step has rows and pages for."""
         model = self.manifest.model
         batch: list[EncodedText] = []
         rows = pages = 0
@@ -261,6 +261,6 @@ def _spans(batch: Sequence[EncodedText]) -> Iterator[Span]:
     page = 0
     for i, text in enumerate(batch):
         count = -(-len(text.ids) // PAGE)
-        tokens = Tokens(i, Request(tuple(text.ids), 1), [array("i", range(page, page + count))], [0])
+        tokens = Tokens(i, ScheduledRequest(tuple(text.ids), 1), [array("i", range(page, page + count))], [0])
         page += count
         yield Span(tokens, 0, len(text.ids))

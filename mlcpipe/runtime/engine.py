@@ -36,19 +36,19 @@ class Engine:
     """One bundle, one conversation at a time.
 
     The KV cache is kept between calls: a prompt that begins like the previous one (the next turn of a chat) only
-    computes what is new. On the main thread a signal whose handler raises (Ctrl-C) stops a prefill between parts of a
-    kernel, and the cache keeps the tokens of earlier calls and chunks. Threads may take turns; one that calls while
-    another's token is computed gets UsageError.
+    computes the new tokens. On the main thread a signal whose handler raises (Ctrl-C) stops a prefill between parts of
+    a kernel, and the cache keeps the tokens of earlier calls and chunks. Threads may take turns; a call during another
+    thread's raises UsageError.
 
     Args:
-        bundle: folder that `mlcpipe.compile` made.
-        context_length: tokens to serve; None is what the bundle allows and memory has room for.
+        bundle: folder that `mlcpipe.compile` wrote.
+        context_length: tokens of prompt and answer; None is as many as the bundle allows and memory holds.
         threads: threads of the kernels; None is MLCPIPE_THREADS or the physical cores.
-        device: of a bundle for Vulkan, `vulkan:0` and so on; None is the best, a discrete GPU before an integrated one.
-        adapter: folder of a LoRA adapter that PEFT saved, for all answers; the bundle was compiled for adapters.
+        device: for a Vulkan bundle, `vulkan:0` and so on; None is the best, a discrete GPU before an integrated one.
+        adapter: folder of a LoRA adapter that PEFT saved, for all answers; the bundle must be compiled for adapters.
         context_shift: prompts and answers may be longer than the context, which then has their first page and their
-            last tokens. Without `max_tokens` an answer then ends where the model ends it, and nowhere else.
-        progress: is told what loading onto a device does, and how many bytes of the weights it has copied.
+            last tokens. Without `max_tokens` an answer then ends only where the model ends it.
+        progress: receives the stages of loading onto a device, and the bytes of weights copied.
 
     Raises BundleError, TargetError or ResourceError, CheckpointError for the adapter, and UsageError for a context that
     is too short to shift.
@@ -84,7 +84,7 @@ class Engine:
 
     @property
     def model(self) -> LoadedModel:
-        """The loaded bundle, for those who order its steps themselves."""
+        """The loaded bundle, for callers that run its steps themselves."""
         return self._model
 
     @property
@@ -114,7 +114,7 @@ class Engine:
 
     @property
     def variant(self) -> str:
-        """Which variant of the kernels runs: the best for this CPU, or what MLCPIPE_CPU_VARIANT asks for."""
+        """The variant of the kernels that runs: the best for this CPU, or the one that MLCPIPE_CPU_VARIANT names."""
         return self._model.bundle.variant.name
 
     @property
@@ -129,7 +129,7 @@ class Engine:
 
     @cached_property
     def default_sampling(self) -> SamplingParams:
-        """How tokens are drawn unless a call says it: as the checkpoint's generation_config.json, if that does."""
+        """How tokens are sampled unless a call says so: as in the checkpoint's generation_config.json, if it says."""
         return bundle_sampling(self.path, SamplingParams())
 
     def reset(self) -> None:
@@ -140,8 +140,8 @@ class Engine:
     def save(self, path: str | Path, *, chat: Mapping[str, Any] | None = None) -> None:
         """Save the conversation: its tokens with their keys and values, and `chat`, any JSON object, such as messages.
 
-        A file has about `manifest.kv_bytes_per_token` for each token. It is written as a whole or not at all, in
-        the place of a chat that was saved before. `load` continues it without a prefill, also in the native runtime.
+        A file has about `manifest.kv_bytes_per_token` bytes per token. It is written as a whole or not at all, and
+        replaces a saved chat. `load` continues it without a prefill, also in the native runtime.
         Raises UsageError and ResourceError (disk full).
         """
         model = self._model
@@ -152,8 +152,8 @@ class Engine:
     def load(self, path: str | Path) -> dict[str, Any] | None:
         """Continue a saved conversation -> the `chat` that was saved with it.
 
-        Raises UsageError for a file that is damaged, of another model, or longer than the context; then the engine's
-        conversation is what it was.
+        Raises UsageError for a file that is damaged, of another model, or longer than the context; the engine then
+        keeps its conversation.
         """
         self._model.check_savable()
         with self._model.exclusive():
@@ -198,9 +198,9 @@ class Engine:
         """Answer a conversation: messages {"role", "content"}, through the checkpoint's chat template.
 
         A control token that is written in a message, such as `<|im_end|>`, is text, unless `allow_control_tokens`.
-        Without `sampling` tokens are drawn as `default_sampling` says.
+        Without `sampling` tokens are sampled by `default_sampling`.
         Thoughts of gpt-oss come between `<think>` and `</think>`; in messages they are left out.
-        `stream=True` gives chunks as they come; the last has `finish_reason` and `stats`.
+        `stream=True` yields chunks as they are made; the last has `finish_reason` and `stats`.
         Raises TemplateError, UsageError (context full), ComputeError (the model computed NaN or infinity).
         """
         harmony = is_harmony(self.tokenizer.chat_templates.get("default", ""))
@@ -256,13 +256,13 @@ class Engine:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits f32[len(tokens), vocab_size] after each token of a new sequence.
 
-        They are memory besides what was counted when the bundle was opened, and up to 64 MiB more while this runs.
+        They take memory in addition to that planned when the bundle was opened, and up to 64 MiB more during the call.
         """
         with self._model.exclusive():
             return self._model.all_logits(tokens)
 
     def logits_stepwise(self, tokens: Sequence[int], *, prefill_tokens: int) -> NDArray[np.float32]:
-        """Logits f32[len(tokens) - prefill_tokens + 1, vocab_size]: a prefill, then one decode step a token."""
+        """Logits f32[len(tokens) - prefill_tokens + 1, vocab_size]: a prefill, then one decode step per token."""
         model = self._model
         with model.exclusive():
             model.reset()
@@ -300,7 +300,7 @@ class Engine:
         continues: bool,
         harmony: bool = False,
     ) -> Generator[Chunk, None, None]:
-        """The chunks of an answer; arguments are checked before the first one is asked for."""
+        """The chunks of an answer; arguments are checked at the call, not at the first chunk."""
         if not prompt:
             raise UsageError("the prompt has no tokens", expected="at least one")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):

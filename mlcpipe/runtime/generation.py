@@ -19,10 +19,10 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Generation:
-    """What to generate, and with what: at most `max_tokens` tokens after `prompt`.
+    """Generates at most `max_tokens` tokens after `prompt`.
 
-    With `shifts` the answer goes on where the context is full; `dropped` tokens of the prompt are left out already.
-    `text` turns tokens into text and knows where to stop, `tokenizer` names alternatives; both are None for a bundle
+    With `shifts` the answer continues when the context is full; `prompt` lacks the first `dropped` dropped tokens.
+    `text` turns tokens into text and finds where to stop, `tokenizer` names alternatives; both are None for a bundle
     without a tokenizer.
     """
 
@@ -54,7 +54,7 @@ class Generation:
             yield chunk
 
     def _chunks(self, sequence: _Text) -> Iterator[Chunk]:
-        """One chunk a token; the last has a finish reason."""
+        """One chunk per token; the last has a finish reason."""
         model, row = self.model, self.row
         token = model.prefill(sequence.tokens, row)
         for count in itertools.count(1):
@@ -85,7 +85,7 @@ class Generation:
         return Chunk(text, [token], logprobs, "stop" if stopped else "length")
 
     def _stats(self, cached: int, seconds: list[float], load_s: float, kv_tokens: int) -> Stats:
-        """Statistics of tokens that took so many seconds each; decode steps read `kv_tokens` keys in each layer."""
+        """Statistics of tokens that took `seconds` each; decode steps read `kv_tokens` keys in each layer."""
         plan, steps = self.model.bundle.manifest.memory_plan, len(seconds) - 1
         return Stats(
             prompt_tokens=len(self.prompt),
@@ -99,13 +99,13 @@ class Generation:
 
 
 class _Text:
-    """The tokens of prompt and answer that a context of `context` tokens still has."""
+    """The tokens of prompt and answer that are still in a context of `context` tokens."""
 
     def __init__(self, prompt: list[int], context: int) -> None:
         self.tokens, self.dropped, self._context = list(prompt), 0, context
 
     def push(self, token: int) -> bool:
-        """Append a token; whether others were dropped for it."""
+        """Append a token -> whether others were dropped for it."""
         self.tokens.append(token)
         dropped = tokens_to_drop(len(self.tokens), self._context)
         if dropped:

@@ -32,12 +32,12 @@ from mlcpipe.runtime.variants import choose, executable_of, function_of
 
 # sys.platform -> names that LLVM's triples have for it
 _SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos"), "win32": ("windows", "win32")}
-# What is read besides the library and the weights, wherever it comes from.
+# Other files that are read, from any source, in addition to the library and the weights.
 _PARSED = (TENSOR_CACHE, "config.json", "generation_config.json", *FILE_NAMES)
 # Share of the free memory that the KV cache may take where the user states no context length.
 _MEMORY_SHARE = 0.5
 _MIN_CONTEXT = 512
-_COMPARED = ("params", "variants", "memory_plan", "states")  # of manifest and library, beside the model
+_COMPARED = ("params", "variants", "memory_plan", "states")  # in manifest and library, in addition to the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def load_bundle(
     progress: Progress = SilentProgress(),
     make_weights: Callable[[Manifest, Device], dict[str, Any]] | None = None,
 ) -> LoadedBundle:
-    """Open a bundle; the arguments are those of `Engine`. `make_weights` stands in for the weights of `compile_code`.
+    """Open a bundle; the arguments are those of `Engine`. `make_weights` replaces the weights, for `compile_code`.
 
     Raises BundleError (broken, altered, another ABI), TargetError (made for another machine), ResourceError (not
     enough memory for weights, KV cache and workspace) and UsageError.
@@ -110,7 +110,7 @@ def load_bundle(
 
 
 def _check_origin(path: Path, manifest: Manifest) -> None:
-    """Native code of the cache was written by this user; of a bundle that nobody vouches for, say what will run.
+    """Check that this user wrote a bundle in the cache; for another one without a signature, say that it will run.
 
     Raises BundleError, and SignatureError for a bad signature.
     """
@@ -127,7 +127,7 @@ def _check_origin(path: Path, manifest: Manifest) -> None:
 
 
 def _check_system(manifest: Manifest) -> None:
-    """A library for another system does not load: say so instead."""
+    """Raises TargetError for a library of another system, instead of a failure to load."""
     triple = manifest.target.triple
     system = next((name for name, words in _SYSTEMS.items() if any(word in triple for word in words)), "")
     arch = cpu_features.architecture_of(triple)
@@ -198,7 +198,7 @@ def _load_weights(path: Path, manifest: Manifest, device: Device, progress: Prog
 
 
 def _choose_context_length(manifest: Manifest, wanted: int | None, device: Device) -> int:
-    """The tokens to serve: `wanted`, or as many of the bundle's as fit in half of the free memory.
+    """The context to serve, in tokens: `wanted`, or as many of the bundle's as fit in half of the free memory.
 
     Raises UsageError for more than the bundle was compiled for, ResourceError when it does not fit.
     """

@@ -1,11 +1,11 @@
-"""A loaded bundle with one sequence in its states: which tokens are computed, and the steps that add to them."""
+"""A loaded bundle with one sequence in its states: its computed tokens, and the steps that add to them."""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import abc
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from mlcpipe.runtime.serving.adapters import read_packed
 from mlcpipe.runtime.serving.core import pool_of
 from mlcpipe.runtime.serving.executor import Executor, Forward
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
-from mlcpipe.runtime.serving.sequence import Request, Sequence
-from mlcpipe.runtime.serving.step import FewRows, ManyRows
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
+from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
 from tir_schedules.step_layout import PAGE
 
 # Of the logits that one call gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
@@ -37,11 +37,11 @@ _LOGITS_BYTES = 64 << 20
 class LoadedModel:
     """A loaded bundle with one sequence in its states.
 
-    What the pages hold beyond `length` tokens is never read, so an error or Ctrl-C half way leaves the tokens before.
-    Who calls it from several threads enters `exclusive`.
+    Places beyond `length` tokens are never read, so an error or Ctrl-C half way leaves the tokens before. Callers on
+    several threads enter `exclusive`.
 
-    `revision` changes whenever the sequence does, so that a caller can tell that others used the pages. `adapter` is
-    the folder of a LoRA adapter for all that is computed; raises CheckpointError for one that cannot be used.
+    `revision` changes whenever the sequence does, so that a caller can tell that another one used it. `adapter` is the
+    folder of a LoRA adapter for all computations; raises CheckpointError for one that cannot be used.
     """
 
     def __init__(self, bundle: LoadedBundle, adapter: Path | None = None) -> None:
@@ -56,7 +56,7 @@ class LoadedModel:
         units = one_sequence(bundle.manifest, bundle.context_length)
         packed = None if adapter is None else read_packed(adapter, adapter.name, self._info)
         blocks = 0 if packed is None else packed.blocks
-        self._executor = Executor(bundle, units, few_rows=1, adapter_blocks=blocks)
+        self._executor = Executor(bundle, units, decode_rows=1, adapter_blocks=blocks)
         loaded = None
         if packed is not None and self._executor.adapters is not None:
             with self._device.errors():
@@ -68,12 +68,12 @@ class LoadedModel:
         self._logits: Any = None
 
     def release(self) -> None:
-        """Give the memory of the pages back; nothing can be computed any more."""
+        """Free the memory of the states; nothing can be computed afterwards."""
         self._executor.release()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Inside, other threads get UsageError instead of a sequence that two of them change; nobody waits."""
+        """Inside, calls from other threads raise UsageError at once, so that no two threads change the sequence."""
         me = threading.get_ident()
         again = self._user.get("thread") == me
         try:  # no lock: Ctrl-C between its acquisition and this line would leave it locked
@@ -93,7 +93,7 @@ class LoadedModel:
 
     @property
     def length(self) -> int:
-        """The number of `tokens`."""
+        """The number of computed tokens."""
         return self._sequence.computed
 
     @property
@@ -102,7 +102,7 @@ class LoadedModel:
         return self._sequence.tokens[: self.length]
 
     def reset(self) -> None:
-        """Forget the sequence, and those before."""
+        """Forget the sequence, and all earlier ones."""
         self.revision += 1
         self._pool = pool_of(self.bundle.manifest, self._units)
         self._tree = PrefixTree(self._pool, self._info.recompute_above, self._info.rope_above)
@@ -110,11 +110,11 @@ class LoadedModel:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt that the sequence began with; it may be longer than what is computed."""
-        return self._sequence.few_from if self.length else 0
+        """Length of the prompt that the sequence started with; it may exceed `length`."""
+        return self._sequence.decode_from if self.length else 0
 
     def saved_states(self) -> Iterator[NDArray[np.int8]]:
-        """Copies int8[n, unit_bytes] of the units of each state that go on from here; places of no token are 0."""
+        """Copies int8[n, unit_bytes] of the units of each state that the sequence continues from, unused places 0."""
         for index, state in enumerate(self.bundle.manifest.states if self.length else ()):
             with self._device.errors():
                 used = self._executor.read_units(index, self._executor.ids(index, self._sequence))
@@ -122,7 +122,7 @@ class LoadedModel:
             yield used
 
     def restore(self, saved: SavedChat) -> None:
-        """Make a checked chat the sequence. Where a device fails, the sequence is empty."""
+        """Make a checked chat the sequence. After an error of the device the sequence is empty."""
         self.reset()
         if not saved.tokens:
             return
@@ -131,7 +131,7 @@ class LoadedModel:
         self._pool.slide(sequence, end)
         self._tree.reserve(sequence, end)
         self._pool.advance(sequence, end)
-        sequence.few_from = saved.prompt_tokens
+        sequence.decode_from = saved.prompt_tokens
         try:
             for index, units in enumerate(saved.states):
                 with self._device.errors():
@@ -142,11 +142,11 @@ class LoadedModel:
         self._tree.add(sequence)
         self._tree.checkpoint(sequence)
 
-    def prefill(self, tokens: Many[int], row: Row | None, dropped: int = 0) -> int:
-        """Make `tokens` the sequence, computing only what the cache lacks -> the next token, drawn as `row` says.
+    def prefill(self, tokens: abc.Sequence[int], row: Row | None, dropped: int = 0) -> int:
+        """Make `tokens` the sequence, computing only what the cache lacks -> the next token, sampled by `row`.
 
-        Without a row none is drawn, and `read_logits` gives what the model computed.
-        `dropped` tokens are left out of a shifted context, and count where random numbers are drawn by position.
+        Without a row no token is sampled, and `read_logits` returns what the model computed.
+        `dropped` tokens are left out of a shifted context, and count in the positions of random numbers.
         Raises UsageError for ids outside the vocabulary, and when the context is full; ComputeError, which names the
         layer, where the logits are not finite.
         """
@@ -166,8 +166,8 @@ class LoadedModel:
             *_split(ids[cut:], self._info.prefill_chunk),
         ]
         for chunk in chunks:
-            self._append(len(chunk), partial(self._many, chunk))
-        return self._append_and_sample(len(last), partial(self._many, last, draws=True), row)
+            self._append(len(chunk), partial(self._prefill, chunk))
+        return self._append_and_sample(len(last), partial(self._prefill, last, draws=True), row)
 
     def step(self, token: int, row: Row | None) -> int:
         """Append one token of the vocabulary -> the next one. Raises what `prefill` raises."""
@@ -177,11 +177,11 @@ class LoadedModel:
         return self._step(token, row)
 
     def read_logits(self) -> NDArray[np.float32]:
-        """Logits f32[V] of the last token, changed by what drew from them; valid until the next call."""
+        """Logits f32[V] of the last token, changed by sampling; valid until the next call."""
         flat: NDArray[np.float32] = self._read(self._logits).reshape(-1)
         return flat
 
-    def all_logits(self, tokens: Many[int]) -> NDArray[np.float32]:
+    def all_logits(self, tokens: abc.Sequence[int]) -> NDArray[np.float32]:
         """Logits f32[len(tokens), V] after each token of a new sequence, which is forgotten afterwards."""
         rows, begin = np.empty((len(tokens), self._info.vocab_size), np.float32), 0
         for part in self.logit_parts(tokens):
@@ -194,10 +194,12 @@ class LoadedModel:
         """Rows of logits that one call computes."""
         return min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * self._info.vocab_size)))
 
-    def logit_parts(self, tokens: Many[int], begin: int = 0, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
+    def logit_parts(
+        self, tokens: abc.Sequence[int], begin: int = 0, rows: int | None = None
+    ) -> Iterator[NDArray[np.float32]]:
         """Logits f32[m, V] after each token from `begin` on of a new sequence, which is forgotten afterwards.
 
-        m is `max_logit_rows`, or less: `rows`, or what is left. Each part is valid until the next one.
+        m is `max_logit_rows`, or less: `rows`, or the rest. Each part is valid until the next one.
         """
         self.check_fits(len(tokens))
         ids = self.token_ids(tokens).tolist()
@@ -205,21 +207,21 @@ class LoadedModel:
         self._sequence = self._begun(ids)
         try:
             for chunk in _split(ids[:begin], self._info.prefill_chunk):
-                self._append(len(chunk), partial(self._many, chunk))
+                self._append(len(chunk), partial(self._prefill, chunk))
             for chunk in _split(ids[begin:], min(rows or self.max_logit_rows, self.max_logit_rows)):
-                yield self._read(self._append(len(chunk), partial(self._many, chunk, all_rows=True)))
+                yield self._read(self._append(len(chunk), partial(self._prefill, chunk, all_rows=True)))
         finally:
             self.reset()
-            tvm_runtime.release_pools()  # which would keep logits of every number of tokens
+            tvm_runtime.release_pools()  # they would keep logits of every number of tokens
 
-    def reusable(self, tokens: Many[int]) -> int:
-        """How many tokens at the start of `tokens` are known; never all, as the last one gives the logits."""
+    def reusable(self, tokens: abc.Sequence[int]) -> int:
+        """How many tokens at the start of `tokens` are cached; never all, as the last one gives the logits."""
         sequence = self._begun(list(tokens))
         own = self._shared_with(self._sequence, sequence)
         return max(own, len(self._tree.match(sequence)) * PAGE)
 
     def _shared_with(self, previous: Sequence, sequence: Sequence) -> int:
-        """Tokens that a sequence could take over from the one before it, to the token."""
+        """Number of tokens that a sequence could take over from the previous one."""
         if self._tree.family(previous) != self._tree.family(sequence):
             return 0
         most = min(previous.computed, len(sequence.tokens) - 1)
@@ -227,7 +229,7 @@ class LoadedModel:
         return shared if self._tree.can_go_back(previous, shared) else 0
 
     def _continue(self, previous: Sequence) -> None:
-        """Start with what the sequence before has, or with pages that are found."""
+        """Start with the tokens of the previous sequence, or with pages that are found."""
         sequence = self._sequence
         shared = self._shared_with(previous, sequence)
         if shared < len(self._tree.match(sequence)) * PAGE or not shared:
@@ -248,7 +250,7 @@ class LoadedModel:
                 next_step="shorten the prompt, start a new conversation, or load with a larger context",
             )
 
-    def token_ids(self, tokens: Many[int]) -> NDArray[np.int32]:
+    def token_ids(self, tokens: abc.Sequence[int]) -> NDArray[np.int32]:
         """Tokens as i32[n]. Raises UsageError unless they are one or more ids of the vocabulary.
 
         The kernels take rows of the embedding by these numbers and do not check them.
@@ -263,20 +265,20 @@ class LoadedModel:
         return ids.astype(np.int32)
 
     def _begun(self, tokens: list[int]) -> Sequence:
-        """A sequence with this prompt, of which nothing is computed."""
-        return self._pool.sequence(0, Request(tuple(tokens), 1, adapter=self._adapter, redraws=True))
+        """A new sequence with this prompt."""
+        return self._pool.sequence(0, ScheduledRequest(tuple(tokens), 1, adapter=self._adapter, redraws=True))
 
-    def _many(self, chunk: list[int], *, draws: bool = False, all_rows: bool = False) -> Forward:
+    def _prefill(self, chunk: list[int], *, draws: bool = False, all_rows: bool = False) -> Forward:
         """The forward of the next tokens of the prompt."""
-        rows = ManyRows(self._sequence, self.length, len(chunk), (self._sequence,) * draws)
-        return self._executor.many([rows], all_rows=all_rows)
+        rows = PrefillRows(self._sequence, self.length, len(chunk), (self._sequence,) * draws)
+        return self._executor.prefill([rows], all_rows=all_rows)
 
     def _step(self, token: int, row: Row | None) -> int:
         self._sequence.tokens[self.length :] = [token]
-        return self._append_and_sample(1, lambda: self._executor.few([FewRows(self._sequence, [token], 1)]), row)
+        return self._append_and_sample(1, lambda: self._executor.decode([DecodeRows(self._sequence, [token], 1)]), row)
 
     def _append_and_sample(self, count: int, prepare: Callable[[], Forward], row: Row | None) -> int:
-        """Append so many tokens -> the next one, -1 without a row. Raises ComputeError."""
+        """Append `count` tokens -> the next one, -1 without a row. Raises ComputeError."""
         if row is None:
             self._logits = self._append(count, prepare)
             return -1
@@ -294,7 +296,7 @@ class LoadedModel:
         if token < 0:
             states, self._sequence.tokens = self.bundle.manifest.states, self.tokens
             error = compute_error(self.bundle, lambda: of_states(states, self._executor, self._sequence))
-            self.reset()  # nothing to build on
+            self.reset()  # its states cannot be used
             raise error
         row.accept(token)
         return token
@@ -302,7 +304,7 @@ class LoadedModel:
     def _append(self, count: int, prepare: Callable[[], Forward]) -> Any:
         """The result of a forward, which adds the next `count` tokens to the states.
 
-        Without a key, which a decode step has, it may take long: handlers of signals may stop it.
+        A forward without a key is no decode step and may take long: signal handlers may stop it.
         """
         self.revision += 1
         sequence = self._sequence
@@ -324,7 +326,7 @@ class LoadedModel:
 
     @contextmanager
     def _accounts(self) -> Iterator[None]:
-        """Inside, Ctrl-C may leave accounts of pages that do not add up; then nothing is known any more."""
+        """Inside, Ctrl-C may leave inconsistent accounts of pages; the next call then forgets all sequences."""
         if self._interrupted:
             self.reset()
         self._interrupted = True
@@ -332,7 +334,7 @@ class LoadedModel:
         self._interrupted = False
 
     def _read(self, tensor: Any) -> NDArray[Any]:
-        """The numbers of a tensor of the device, once they are computed, valid until the next call."""
+        """The numbers of a tensor of the device, valid until the next call; waits until they are computed."""
         with self._device.errors():
             return tvm_runtime.array(self._device.read(tensor))
 

@@ -1,8 +1,8 @@
-"""Where a model first computed NaN or infinity, once the compiled sampler has said that its logits have some.
+"""Finds where a model first computed NaN or infinity, after the compiled sampler found some in its logits.
 
-The states are the record of the run: a layer writes its keys and values before its attention and MLP, and what is not
-finite stays so in all layers above. So the lowest layer whose state has such numbers is where to look; where no layer's
-has any, it came after the last one's.
+The states record the run: a layer writes its keys and values before its attention and MLP, and numbers that are not
+finite stay so in all layers above. So the lowest layer whose state has such numbers is the place to look; if no state
+has any, they appeared after the last layer's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compute_error(bundle: LoadedBundle, states: Callable[[], Found]) -> ComputeE
 
 
 def _advice(bundle: LoadedBundle, *, overflowed: bool) -> str:
-    """What may help; `overflowed`: the first layer has infinity, which NaN of the layer before would have hidden."""
+    """The next step. `overflowed`: the first layer has infinity, which NaN of the layer before would have hidden."""
     model = bundle.manifest.model
     if model.dtype == "float16":
         return "compile the model for a --target with float32 activations"
@@ -65,7 +65,7 @@ def _bad(found: Found) -> Iterator[tuple[int, bool, str]]:
 
 
 def of_states(states: Sequence[State], executor: Executor, sequence: Tokens) -> Found:
-    """What the states have of a sequence, with what the step under way has written."""
+    """The states of a sequence, including those that the running step has written."""
     length = len(sequence.tokens)
     for index, state in enumerate(states):
         if state.kind == "slot":
@@ -79,7 +79,7 @@ def of_states(states: Sequence[State], executor: Executor, sequence: Tokens) -> 
 
 
 def _floats(state: State, units: NDArray[np.int8], tokens: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """(part, its numbers) of units int8[n, unit_bytes], those of the first so many tokens of pages."""
+    """(part, its numbers) of units int8[n, unit_bytes]; of pages, those of the first `tokens` tokens."""
     begin, copies = 0, units.reshape(len(units), state.copies, -1)
     for part in state.parts:
         if part.dtype != "int8":
@@ -97,7 +97,7 @@ def _damaged_weight(bundle: LoadedBundle) -> str | None:
     for info, tensor in zip(bundle.manifest.params, bundle.params):
         if info.dtype.startswith("float"):
             numbers = tvm_runtime.array(bundle.device.read(tensor))
-            # NaN is the largest and the smallest where there is one.
+            # With a NaN, the largest and the smallest number are NaN.
             if numbers.size and not np.isfinite([numbers.max(), numbers.min()]).all():
                 return info.name
     return None

@@ -1,4 +1,4 @@
-"""Random numbers of a seed and a position alone, so that a token is drawn the same whatever ran before it."""
+"""Random numbers by seed and position alone, so that a sampled token does not depend on what ran before."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The next tokens of sequences from their logits: one call of each compiled sampling function for all rows.
 
-A row's token follows from its logits, its settings and its position alone: it is the same alone and in any batch.
+A row's token depends only on its logits, its settings and its position: it is the same alone and in any batch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MIN_TEMPERATURE = 1e-6  # as the compiled softmax
 _MIN_ENTRIES = 256  # of counts: most steps launch the same kernels, however many tokens there are
 _THREAD = "mlcpipe-masks"
 _DTYPES = {"f": "float32", "i": "int32"}
-PATIENCE_S = 0.02  # that all rows of a step wait for masks
+PATIENCE_S = 0.02  # for which all rows of a step wait for masks
 
 
 class Row:
-    """How the tokens of one sequence are drawn, and what was drawn so far.
+    """How the tokens of one sequence are sampled, and those sampled so far.
 
     The repetition penalty counts `prompt` and answer (as transformers), presence and frequency the answer (as OpenAI).
     """
@@ -45,8 +45,8 @@ class Row:
         self.mask_error: MlcpipeError | None = None
         self.numbers = Uniforms(secrets.randbits(64) if params.seed is None else params.seed)
         if not params.greedy:
-            self.numbers.at(len(prompt))  # the first ones take longest: not in the middle of a step
-        # Counts with (presence, frequency, repetition) penalty, each kind in a call of its own.
+            self.numbers.at(len(prompt))  # the first ones take longest, so not during a step
+        # Counts with (presence, frequency, repetition) penalty, each kind in a separate call.
         self.repetition = self.presence = None
         if params.repetition_penalty != 1.0:
             self.repetition = _Counts(prompt, (0.0, 0.0, params.repetition_penalty))
@@ -54,7 +54,7 @@ class Row:
             self.presence = _Counts((), (params.presence_penalty, params.frequency_penalty, 1.0))
 
     def after(self, draft: Sequence[int]) -> Row:
-        """As this one will be if these tokens are drawn; the same where that makes no difference."""
+        """This row as it will be after sampling these tokens; the same object if that makes no difference."""
         if not draft or (self.matcher is None and self.repetition is None and self.presence is None):
             return self
         row = copy(self)
@@ -65,15 +65,15 @@ class Row:
         return row
 
     def ready(self) -> bool:
-        """Whether the next token can be drawn without others waiting for this row."""
+        """Whether the next token can be sampled without making others wait."""
         return self.matcher is None or self.matcher.ready()
 
     def allowed(self, draft: list[int]) -> int:
-        """How many tokens of a draft may be drawn; not the one that ends a grammar, after which none is."""
+        """How many tokens of a draft the grammar allows, without one that ends it, as no token follows that."""
         return len(draft) if self.matcher is None else self.matcher.allowed(draft)
 
     def accept(self, token: int) -> None:
-        """Count a token that was drawn. Raises UsageError for a grammar that takes too much."""
+        """Count a sampled token. Raises UsageError for a grammar that takes too much."""
         for counts in (self.repetition, self.presence):
             if counts is not None:
                 counts.add(token)
@@ -82,7 +82,7 @@ class Row:
 
 
 class _Counts:
-    """How often tokens occurred, and the penalties for it."""
+    """How often tokens occurred, and the penalties for that."""
 
     def __init__(self, tokens: Sequence[int], strengths: tuple[float, float, float]) -> None:
         self.strengths = strengths
@@ -93,7 +93,7 @@ class _Counts:
         self._spare = 1 << 31
 
     def after(self, tokens: Sequence[int]) -> _Counts:
-        """These, and others."""
+        """A copy with more tokens."""
         counts = copy(self)
         counts._entry, counts._table = dict(self._entry), self._table.copy()
         for token in tokens:
@@ -101,7 +101,7 @@ class _Counts:
         return counts
 
     def add(self, token: int) -> None:
-        """One more occurrence."""
+        """Count an occurrence."""
         entry = self._entry.setdefault(token, len(self._entry))
         if entry == self._table.shape[1]:
             self._table = np.pad(self._table, ((0, 0), (0, entry)))
@@ -114,7 +114,7 @@ class _Counts:
         return self._table[:, : len(self._entry)]
 
     def spare(self, vocab: int) -> int:
-        """A token that did not occur, -1 where all did."""
+        """A token that did not occur, -1 if all did."""
         self._spare = min(self._spare, vocab - 1)
         while self._spare in self._entry:
             self._spare -= 1
@@ -122,9 +122,9 @@ class _Counts:
 
 
 class Masks:
-    """The masks of the rows that have a grammar, computed one after the other by another thread.
+    """The masks of the rows that have a grammar, computed in turn by another thread.
 
-    Rows whose masks are `late` are drawn from without, so that the others need not wait: their tokens do not count.
+    Rows whose masks are `late` are sampled without one, so that others need not wait; their tokens are discarded.
     """
 
     def __init__(self, rows: Sequence[Row], vocab: int, thread: Executor) -> None:
@@ -168,7 +168,7 @@ class Sampler:
     """The compiled sampling functions over rows of logits.
 
     A step takes two calls: `prepare` copies numbers to the device, `sample` launches kernels. Rows with a grammar have
-    `masks`, which another thread computes beside the forward.
+    `masks`, which another thread computes during the forward.
     """
 
     def __init__(self, bundle: LoadedBundle) -> None:
@@ -195,10 +195,10 @@ class Sampler:
         return Masks(rows, self._vocab, self._thread)
 
     def prepare(self, rows: list[Row], positions: Sequence[int]) -> Hashable:
-        """Copy what the tokens at these positions of the rows are drawn with; equal keys mean equal launches."""
+        """Copy the settings and random numbers for these positions of the rows; equal keys mean equal launches."""
         new = self._rows != rows
         if new:
-            self._rows = []  # should an error or Ctrl-C leave what follows half done
+            self._rows = []  # in case an error or Ctrl-C interrupts what follows
             params = [row.params for row in rows]
             top_k = [p.top_k if p.top_k < self._vocab else 0 for p in params]
             columns = [p.temperature for p in params], [p.top_p for p in params], top_k, [p.min_p for p in params]
@@ -215,7 +215,7 @@ class Sampler:
             change(logits, *arguments)
         if masks is not None:
             self._apply_mask(logits, *_put(self._mask, *masks.taken()))
-            if masks.late:  # the thread is busy for longer
+            if masks.late:  # the thread is still busy
                 self._thread.shutdown(wait=False)
                 self._thread = ThreadPoolExecutor(1, _THREAD)
         return self._sample(tvm_runtime.view(logits, (logits.shape[0], 1, self._vocab)), *self._arguments)
@@ -240,9 +240,9 @@ def _put(buffers: Sequence[Reused], *values: Any) -> list[Any]:
 
 
 def _penalties(chosen: Sequence[tuple[int, _Counts]], vocab: int) -> tuple[Any, ...]:
-    """The arguments of `apply_penalty_inplace` for rows of logits, of which there are as many as a power of two.
+    """The arguments of `apply_penalty_inplace` for rows of logits, padded to a power of two of entries.
 
-    Entries to spare name a token that did not occur in the first row, and penalties that change nothing.
+    Padding names a token that did not occur in the first row, and penalties that change nothing.
     """
     rows, counts = zip(*chosen)
     tables = [one.table for one in counts]
@@ -275,7 +275,7 @@ def log_probabilities(
 ) -> tuple[float, list[tuple[int, float]]]:
     """Log-probability of the token that was sampled from logits f32[V], and the `count` most probable tokens'."""
     temperature = np.float32(1.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE))
-    with np.errstate(over="ignore"):  # what a mask forbids has the lowest logit that there is
+    with np.errstate(over="ignore"):  # masked tokens have the lowest finite logit
         logs = logits - logits.max()
         if temperature != 1:
             logs /= temperature

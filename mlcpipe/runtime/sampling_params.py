@@ -1,4 +1,4 @@
-"""What a caller asks of the sampler, and what a generation gives back."""
+"""Sampling settings, and the results of a generation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LOGPROBS = 20  # as the OpenAI API's `top_logprobs`
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn; every field is checked when the object is made.
+    """How the next token is sampled; every field is checked at construction.
 
     temperature         [0, 100]; 0 takes the most probable token (greedy)
     top_p               (0, 1]; the smallest set of tokens with this probability mass

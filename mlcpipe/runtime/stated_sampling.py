@@ -1,4 +1,4 @@
-"""How a checkpoint's generation_config.json wants tokens to be drawn: one reading for all that write answers.
+"""How a checkpoint's generation_config.json samples tokens: read here for all that generate text.
 
 Fields and neutral values: transformers 5.23, `generation/configuration_utils.py`.
 """
@@ -21,7 +21,7 @@ FIELDS = (
 )  # fmt: skip
 _MAX_BYTES = 16 << 20
 _MOST_NAMED = 20  # fields of a line
-# What is honoured, or does not change the tokens of an answer: ids, caches, outputs, speed, and details of `num_beams`.
+# Fields that are honoured, or change no token of an answer: ids, caches, outputs, speed, and details of `num_beams`.
 _SILENT = frozenset((
     *FIELDS, "do_sample", "eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id",
     "transformers_version", "_from_model_config", "use_cache", "cache_implementation", "cache_config", "max_cache_len",
@@ -31,7 +31,7 @@ _SILENT = frozenset((
     "diversity_penalty", "use_mtp", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
     "assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type",
 ))  # fmt: skip
-# Values of other fields that change nothing, as null does; where none is here, zero, false and what is empty.
+# Values of other fields that change nothing, as null does; by default zero, false and empty ones.
 _NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("typical_p", "num_beams", "num_return_sequences", "encoder_repetition_penalty"), 1),
     "guidance_scale": 1, "forced_bos_token_id": None, "forced_eos_token_id": None,
@@ -46,7 +46,7 @@ def bundle_sampling(bundle: Path, otherwise: SamplingParams) -> SamplingParams:
 
 
 def stated_sampling(config: Mapping[str, Any], otherwise: SamplingParams) -> SamplingParams:
-    """What the file says, with neutral values of what it does not; `otherwise` where it says nothing.
+    """The sampling that the file states, with neutral values for missing fields; `otherwise` if it states none.
 
     `do_sample: false` is temperature 0, `top_k` -1 is 0. What cannot be honoured is left out, with a CheckpointWarning
     that names it.

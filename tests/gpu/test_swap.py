@@ -46,7 +46,7 @@ def bundle(checkpoint: Path, gpu: Gpu) -> LoadedBundle:
 @contextmanager
 def opened(bundle: LoadedBundle, kv_tokens: int, swap_bytes: int) -> Iterator[Batching]:
     engine = Batching(bundle, kv_tokens=kv_tokens, swap_bytes=swap_bytes)
-    if swap := engine._core.scheduler.residency.swap:
+    if swap := engine._core.scheduler.admission.swap:
         always(swap)
     try:
         yield engine
@@ -76,7 +76,7 @@ def test_logits_are_those_of_sequences_that_never_gave_way(bundle: LoadedBundle)
     alone = Alone.of(bundle, LENGTHS, ANSWER)
     for pages, fails in ((1000, False), (2, False), (1000, True)):
         steps = Steps(bundle, kv_tokens=256, swap_bytes=ROOM)
-        swap, executor = steps.scheduler.residency.swap, steps.core.executor
+        swap, executor = steps.scheduler.admission.swap, steps.core.executor
         assert swap is not None
         always(swap)
         swap.room = pages * swap.page_bytes
@@ -125,7 +125,7 @@ def test_how_much_the_host_keeps(bundle: LoadedBundle, checkpoint: Path, monkeyp
     options: dict[str, Any] = {"max_queue": 4, "sequences": 2, "step_s": 0.1, "drafts": False}
     for asked in (None, 12345, 0):
         engine: Any = open_engine(LoadedModel(bundle), **options, swap_bytes=asked)
-        swap = engine._core.scheduler.residency.swap
+        swap = engine._core.scheduler.admission.swap
         rooms.append(0 if swap is None else swap.room)
         engine.close()
     kv_bytes = 2 * 256 // 16 * bundle.manifest.page_bytes * bundle.manifest.model.num_layers
@@ -135,7 +135,7 @@ def test_how_much_the_host_keeps(bundle: LoadedBundle, checkpoint: Path, monkeyp
     cpu = mlcpipe.compile(checkpoint, target="cpu-native", output=checkpoint.parent / "cpu", quantization="q0f32")
     for asked in (None, 0):
         engine = open_engine(LoadedModel(load_bundle(cpu, 256, 2)), **options, swap_bytes=asked)
-        assert engine._core.scheduler.residency.swap is None
+        assert engine._core.scheduler.admission.swap is None
         engine.close()
     with pytest.raises(UsageError, match="--swap-bytes; expected a model on a GPU whose layers keep all tokens"):
         open_engine(LoadedModel(load_bundle(cpu, 256, 2)), **options, swap_bytes=1)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Sequence as Many
+from collections import abc, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +14,7 @@ from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.core import GREEDY, Core, Drawn
 from mlcpipe.runtime.serving.cost_model import CostModel
 from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.sequence import Request, Sequence
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 
 
 @dataclass
@@ -37,9 +36,11 @@ class Steps:
         self.logits: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
         self.now = 0.0
 
-    def submit(self, tokens: Many[int], max_tokens: int, priority: int = 0, adapter: Adapter | None = None) -> Sequence:
+    def submit(
+        self, tokens: abc.Sequence[int], max_tokens: int, priority: int = 0, adapter: Adapter | None = None
+    ) -> Sequence:
         """A greedy request; its pages are those that it would compute itself."""
-        request = Request(
+        request = ScheduledRequest(
             tuple(tokens), max_tokens, GREEDY, priority=priority, arrival=self.now, deterministic=True, adapter=adapter
         )
         return self.scheduler.submit(request)
@@ -62,7 +63,7 @@ class Steps:
         self.logits[drawn.sequence.id].append(drawn.logits().copy())
 
 
-def prompts(vocab: int, lengths: Many[int], seed: int) -> list[list[int]]:
+def prompts(vocab: int, lengths: abc.Sequence[int], seed: int) -> list[list[int]]:
     """Prompts of these lengths, half of which begin alike."""
     rng = random.Random(seed)
     shared = [rng.randrange(3, vocab) for _ in range(max(lengths))]
@@ -82,7 +83,7 @@ class Alone:
     expected: list[list[NDArray[np.float32]]]
 
     @staticmethod
-    def of(bundle: LoadedBundle, lengths: Many[int], answer: int) -> Alone:
+    def of(bundle: LoadedBundle, lengths: abc.Sequence[int], answer: int) -> Alone:
         """Prompts of these lengths, if the context has room for them, and answers of `answer` tokens."""
         room = bundle.context_length - answer
         several = prompts(bundle.manifest.model.vocab_size, [min(length, room) for length in lengths], seed=1)

@@ -18,7 +18,7 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.core import GREEDY, Core
 from mlcpipe.runtime.serving.draft_heads import DraftHeads
 from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.sequence import Request as Scheduled
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from tests.models import tiny
 from tests.models.drafted import (
     CASE,
@@ -75,12 +75,12 @@ def test_logits_are_those_of_the_definition(
     core = Core(bundle, CONTEXT, Limits(CONTEXT))
     heads = DraftHeads(core)
     model, prompts = tiny.build_model(CASE, tiny.settled_seed(CASE)), [tiny.prompt_tokens(CASE, 9), [5, 4, 3]]
-    sequences = [core.scheduler.submit(Scheduled(tuple(prompt), 2, params=GREEDY)) for prompt in prompts]
+    sequences = [core.scheduler.submit(ScheduledRequest(tuple(prompt), 2, params=GREEDY)) for prompt in prompts]
     for now in itertools.count():
         if (step := core.scheduler.plan(now)) is None:
             break
         core.scheduler.settle(step, core.compute(step), now)
-    kept = core.executor.kept
+    kept = core.executor.hidden_rows
     assert [kept[one].position for one in sequences] == [9, 3]
     rows = bundle.device.tensor(np.array([kept[one].row for one in sequences], np.int32))
     for head in range(HEADS):

@@ -91,8 +91,8 @@ def test_answers_are_the_same(bundle: LoadedBundle, monkeypatch: pytest.MonkeyPa
         assert model is not None
         assert stats.drafted > 20 * count
         assert (stats.accepted > 0.8 * stats.drafted) == (share == 0.0)
-        assert len(model._twins) <= count
-        for one in list(model._twins):
+        assert len(model._followers) <= count
+        for one in list(model._followers):
             model._release(one)
         model._pool.invariants([])
 
@@ -125,7 +125,7 @@ def test_a_draft_model_that_fails_costs_no_answer(bundle: LoadedBundle, monkeypa
 )
 def test_the_number_of_tokens_follows_costs_and_rates(draft_s: float, rate: float, expected: list[int]) -> None:
     costs = CostModel((9e-3, 1e-3, 0.0, 0.0, 0.0, 0.0), learn=False)
-    assert costs.draft_length(Load(few=1, few_keys=100), [rate], draft_s, 8) in expected
+    assert costs.draft_length(Load(decode=1, decode_keys=100), [rate], draft_s, 8) in expected
 
 
 def test_other_tokens_are_refused(demo_bundles: Bundles) -> None:

@@ -25,7 +25,7 @@ from mlcpipe.runtime.serving.draft_model import ModelDrafter
 from mlcpipe.runtime.serving.drafting import Lookup
 from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.sequence import Request as Scheduled
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from tests.models import tiny
 from tests.models.drafted import (
     CASE,
@@ -149,11 +149,11 @@ def test_logits_are_those_of_the_definition(
     model, prompts = tiny.build_model(CASE, tiny.settled_seed(CASE)), [tiny.prompt_tokens(CASE, 37), [5, 4, 3]]
     for prompt in prompts:
         drafter = ModelDrafter(head, Lookup(), GREEDY)
-        core.scheduler.submit(Scheduled(tuple(prompt), 8, params=GREEDY, drafter=drafter))
+        core.scheduler.submit(ScheduledRequest(tuple(prompt), 8, params=GREEDY, drafter=drafter))
     embedding, checked = model.model.embed_tokens.weight.detach(), 0
     for now in itertools.count():
         head.propose(core.scheduler)
-        running = core.scheduler.residency.running
+        running = core.scheduler.admission.running
         for index, one in enumerate(running if seen else ()):
             with torch.no_grad():
                 states = states_of(model, torch.tensor([one.tokens[:-1]]))[0]
@@ -191,7 +191,7 @@ def test_answers_that_give_way_and_shift_are_the_same(bundle: LoadedBundle) -> N
             stats, head = drafting.stats(), drafting._draft_model
             assert stats.drafted > 20 and (count == 1 or stats.preemptions)
             assert isinstance(head, EagleDraft)
-            head._pool.invariants([twin.sequence for twin in head._twins.values()])
+            head._pool.invariants([follower.sequence for follower in head._followers.values()])
             head._tree.invariants()
 
 

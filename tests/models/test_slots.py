@@ -23,7 +23,7 @@ from mlcpipe.runtime.serving.core import GREEDY
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.open_engine import open_engine
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
-from mlcpipe.runtime.serving.sequence import Request, Sequence
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from tests.models import tiny
 from tests.models.stepping import Steps
 
@@ -63,7 +63,9 @@ def alone(bundle: LoadedBundle, tokens: list[int], answer: int = ANSWER) -> list
 
 def answered(steps: Steps, tokens: list[int], *, exact: bool = True) -> Sequence:
     """A request to its end: its answer is what it is alone; where it is not `exact`, what it finds may be an answer."""
-    sequence = steps.scheduler.submit(Request(tuple(tokens), ANSWER, GREEDY, arrival=steps.now, deterministic=exact))
+    sequence = steps.scheduler.submit(
+        ScheduledRequest(tuple(tokens), ANSWER, GREEDY, arrival=steps.now, deterministic=exact)
+    )
     steps.run()
     atol = 0 if exact else 1e-4
     np.testing.assert_allclose(steps.logits[sequence.id], alone(steps.bundle, tokens), rtol=0, atol=atol)
@@ -103,7 +105,7 @@ def test_an_evicted_checkpoint_leaves_an_earlier_one(bundle: LoadedBundle) -> No
     found = []
     for evicted in (0, 1, 1):
         assert tree.evict([0, evicted])
-        found.append(len(tree.match(steps.scheduler.pool.sequence(0, Request(tuple(next_turn), 1)))) * 16)
+        found.append(len(tree.match(steps.scheduler.pool.sequence(0, ScheduledRequest(tuple(next_turn), 1)))) * 16)
     assert found == [160, 160, 64]
     assert answered(steps, next_turn, exact=False).cached == 64
 

@@ -78,14 +78,14 @@ void PrintPlan(const Step* step, bool slots) {
     std::cout << "null";
     return;
   }
-  std::cout << "{\"few\":";
+  std::cout << "{\"decode\":";
   PrintList(step->few, [](const FewRows& one) {
     const auto begin = one.sequence->tokens.begin() + one.sequence->computed;
     std::cout << "[" << one.sequence->id << ",";
     PrintNumbers({begin, begin + one.rows});
     std::cout << "," << one.draws << "]";
   });
-  std::cout << ",\"many\":";
+  std::cout << ",\"prefill\":";
   PrintList(step->many, [](const ManyRows& one) {
     std::cout << "[" << one.sequence->id << "," << one.begin << "," << one.rows << ",";
     PrintList(one.drawing, [](const SequencePointer& each) { std::cout << each->id; });

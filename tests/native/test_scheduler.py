@@ -43,7 +43,7 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
     above = -1 if limits["recompute_above"] is None else limits["recompute_above"]
     words: list[object] = [len(groups), *(group[name] for group in groups for name in ("pages", "window"))]
     words.append(trace.get("slots", 0))
-    words += [limits[name] for name in ("context", "prefill_chunk", "sequences", "queue", "few_rows", "step_s")]
+    words += [limits[name] for name in ("context", "prefill_chunk", "sequences", "queue", "decode_rows", "step_s")]
     words += [above, *trace["costs"]]
     for turn in trace["turns"]:
         words += [turn["now"], len(turn["submit"])]
@@ -116,7 +116,7 @@ def random_trace(seed: int) -> Failing:
     groups, slots = [PageGroup(pages, window) for window in windows], rng.choice((0, 0, 4, 9, 30))
     above = rng.choice((None, None, 70))
     limits = Limits(
-        context, prefill_chunk=rng.choice((16, 48, 64)), sequences=rng.randint(1, 8), few_rows=rng.choice((8, 64)),
+        context, prefill_chunk=rng.choice((16, 48, 64)), sequences=rng.randint(1, 8), decode_rows=rng.choice((8, 64)),
         step_s=rng.choice((0.03, 0.06, 0.1)),
     )  # fmt: skip
     simulation = Failing(tuple(groups), limits, recompute_above=above, slots=slots, redraws=False)
@@ -157,13 +157,13 @@ def test_the_cost_model_learns_what_python_s_does(program: Path) -> None:
     truth, python = CostModel((30e-3, 4e-3, 25e-3, 2e-3, 1e-6, 0.3e-6), learn=False), CostModel()
     loads, expected = [], []
     for _ in range(300):
-        few, many = (int(rng.integers(0, 9)), int(rng.integers(0, 3)) * int(rng.integers(16, 400)))
-        load = Load(few, few * int(rng.integers(1, 900)), many, many * int(rng.integers(8, 500)))
+        decode, prefill = (int(rng.integers(0, 9)), int(rng.integers(0, 3)) * int(rng.integers(16, 400)))
+        load = Load(decode, decode * int(rng.integers(1, 900)), prefill, prefill * int(rng.integers(8, 500)))
         seconds = truth.seconds(load) * float(rng.lognormal(0, 0.1)) * (4 if rng.random() < 0.05 else 1)
-        loads += [load.few, load.few_keys, load.many, load.many_keys, seconds]
+        loads += [load.decode, load.decode_keys, load.prefill, load.prefill_keys, seconds]
         python.observe(load, seconds)
-        beside = Load(load.few, load.few_keys)
-        expected.append([python.seconds(load), python.prompt_rows(beside, 0.4, 100, 512), python.few_rows_for(200)])
+        beside = Load(load.decode, load.decode_keys)
+        expected.append([python.seconds(load), python.prompt_rows(beside, 0.4, 100, 512), python.decode_rows_for(200)])
     done = subprocess.run(
         [program, "learn"], input=" ".join(map(str, loads)), capture_output=True, text=True, check=True
     )

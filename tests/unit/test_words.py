@@ -17,7 +17,7 @@ BETTER = {
     r"under way": "running",
 }
 # Rooms not passed yet, each with a hit: the list only gets shorter.
-NOT_YET = ("mlcpipe/bundle", "mlcpipe/native", "mlcpipe/nn", "mlcpipe/runtime", "tests", "tir_schedules")
+NOT_YET = ("mlcpipe/native", "tests")
 FOLDERS = ("apps", "bench", "docs", "examples", "mlcpipe", "targets", "tests", "tir_schedules")
 SUFFIXES = {".py", ".md", ".toml", ".c", ".cc", ".h", ".mm", ".ts", ".tsx", ".kt", ".swift"}
 SKIPPED = {"node_modules", "build", "dist", "__pycache__"}

@@ -1,4 +1,4 @@
-"""Kernels for CPUs: vectors of 16 float32 lanes, which LLVM splits to what the machine has."""
+"""Kernels for CPUs: vectors of 16 float32 lanes, which LLVM splits to the machine's vectors."""
 
 from tir_schedules.cpu import fast_math
 

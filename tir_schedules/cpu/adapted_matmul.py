@@ -1,4 +1,4 @@
-"""Few rows times a packed weight, with their low-rank adapters: rules make the kernel as they do the product's."""
+"""Decode rows times a packed weight, with their low-rank adapters; rules make the kernel like that of the product."""
 
 from __future__ import annotations
 

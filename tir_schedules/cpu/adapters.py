@@ -1,6 +1,6 @@
 """y += B A x for CPUs in float32, where each row may have another adapter, or none.
 
-The numbers of a row depend on the row alone. Four rows of one adapter share what is read of it.
+The numbers of a row depend on the row alone. Four rows with one adapter share reads of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_adapters(shape: AdapterShape) -> tirx.PrimFunc:
 
 @dataclass(frozen=True)
 class Adapters:
-    """The arguments of a kernel that say which adapters its rows have, as `AdapterShape.arrays` describes them."""
+    """The arguments of a kernel for the adapters of its rows, as `AdapterShape.arrays` describes them."""
 
     shape: AdapterShape
     step: Step
@@ -65,7 +65,7 @@ def emit_adapters(adapters: Adapters, X: Buffer, Y: Buffer, m: Expr) -> None:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The arguments, and what is done with them."""
+    """Emits the kernel over its arguments."""
 
     shape: AdapterShape
     m: Expr

@@ -1,4 +1,4 @@
-"""Few rows times a packed weight in float32, with the sums of a GEMV: as many parts, added in the same order.
+"""Decode rows times a packed weight in float32, with the sums of a GEMV: as many parts, added in the same order.
 
 So a row of decode has the same numbers whichever rows are beside it. The parts of a register tile would need eight (or
 four) times its registers: one part after the other runs over a piece of K that stays in L1.

@@ -1,4 +1,4 @@
-"""y += B A x within a product of few rows with a packed weight: integer dot products, on x as that product rounds it.
+"""y += B A x within a product of decode rows with a packed weight: integer dot products, on x rounded as there.
 
 t = A x is summed over pieces of K, in the tasks that quantize x; a thread adds up the pieces and rounds t to int8, 16
 ranks on one scale, in panels as those of x. Each tile of y begins with B t. The numbers of a row depend on it alone.

@@ -1,4 +1,4 @@
-"""Many rows times a packed weight with Intel's tile registers (AMX): 32 rows by 32 columns of y at a time.
+"""Prefill rows times a packed weight with Intel's tile registers (AMX): 32 rows by 32 columns of y at a time.
 
 4-bit codes become signed bytes on one scale for 128 of a row, as in `int8_gemm.py`: once for all rows, in scratch.
 8-bit codes are a tile's second factor as `rows16` has them, 16 columns of four bytes side by side, and go from the

@@ -1,6 +1,6 @@
 """Block formats times int8 activations: codes from bit planes, sub-scales, minima and zero points.
 
-Few rows: groups of x are those of the weight, at most of 32, and a minimum is multiplied with their sum. Many rows:
+Decode rows: groups of x are those of the weight, at most of 32; a minimum is multiplied with their sum. Prefill rows:
 bytes on one scale for a chunk of a row, as in `int8_gemm.py`, in steps of the largest magnitude that its groups can
 have / 127; those of a chunk below 1e-30 are zeros.
 """

@@ -1,4 +1,4 @@
-"""Few rows times a packed weight: groups of 32 on their own scales, codes from packed words to registers.
+"""Decode rows times a packed weight: groups of 32 on their own scales, codes from packed words to registers.
 
 Decode has one row for each sequence: its sums are the same numbers whichever rows are beside it. Each takes the
 groups in their order, in tiles of any size.
@@ -324,7 +324,7 @@ def direct_tile(
 def _direct(
     X: Buffer, weight: Weight, Y: Buffer, m: Expr, tile: Int8Tile, groups: Groups, adapters: Int8Adapters | None
 ) -> None:
-    """Few rows: every panel unpacks the codes for itself, and asks for its share of those of the next columns."""
+    """Decode rows: every panel unpacks all codes, and prefetches its share of those of the next columns."""
     cover, panels = cover_rows(m, groups, tile.rows, tile.tail_rows)
     low_rank = None
     if adapters is not None:

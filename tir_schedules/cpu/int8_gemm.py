@@ -1,4 +1,4 @@
-"""Many rows times a 4-bit weight: codes become bytes once for all rows, on one scale for 256 or 128 of a row.
+"""Prefill rows times a 4-bit weight: codes become bytes once for all rows, on one scale for 256 or 128 of a row.
 
 In a chunk of 256 with group scales s the byte of code c is round((c - zero_point) * s / t) for a step t = max|s| * 8 /
 127, as a code is at most 8 from a zero point of 7 or 8. That moves a weight by about t / 2 = max|s| / 32, a sixteenth

@@ -1,11 +1,11 @@
 """y = x W^T for CPUs with integer dot products: W packed as `rows16`, x quantized to int8 in groups on the way.
 
 A register tile of `rows` of x by 16 * `blocks` columns runs over all of K: per group its int32 sums, which start
-at -zero_point * sum(q), are scaled into float32 sums. A kernel is made for few rows or for many, and then its
+at -zero_point * sum(q), are scaled into float32 sums. A kernel is for decode or prefill rows, and its
 arithmetic is the same for any number of them:
 
-- few (decode): groups of 32 on their own scales, see `int8_few_rows.py`;
-- many (tokens of a prompt): coarser scales where the CPU gains by that. 4-bit codes are unpacked to bytes on one scale
+- decode rows: groups of 32 on their own scales, see `int8_few_rows.py`;
+- prefill rows: coarser scales where the CPU gains by that. 4-bit codes are unpacked to bytes on one scale
   for 128 or 256, see `int8_gemm.py`, and CPUs that multiply matrices do, see `int8_amx.py` and `int8_smmla.py`.
 
 x is in panels of `rows` rows, what a tile broadcasts in a row. Layout of W: `mlcpipe/quantization/layout.py`.
@@ -65,16 +65,16 @@ def int8_matmul(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
 
 
 def tiles_of(knobs: Knobs) -> FewTiles:
-    """The register tiles of few rows that the schedule's facts state: `int8_rows` for all, `int8_rows.few` for 8 on.
+    """The register tiles of decode rows by the schedule's facts: `int8_rows` for all, `int8_rows.few` for 8 on.
 
-    So a tile for 16 rows may be one that would waste most of itself on 2.
+    So a tile for 16 rows may be one that 2 rows would mostly waste.
     """
     blocks = int(knobs.get("int8_gemv_blocks", 1))
     return FewTiles(int(knobs["int8_prefetch_words"]), blocks, _tile(knobs, "several"), _tile(knobs, "few"))
 
 
 def many_tile_of(knobs: Knobs) -> Int8Tile:
-    """The register tile of many rows: `int8_rows.gemm`, or `int8_rows`."""
+    """The register tile of prefill rows: `int8_rows.gemm`, or `int8_rows`."""
     return _tile(knobs, "gemm")
 
 
@@ -86,7 +86,7 @@ def _tile(knobs: Knobs, bucket: str) -> Int8Tile:
 
 
 def unfit(op: Op, w: Packed) -> str:
-    """Why the integer kernels do not take a weight, or nothing."""
+    """Why the integer kernels do not take a weight, or ""."""
     if op.str("layout") != "rows16":
         return f"weight layout {op.str('layout')} has no CPU kernel"
     if w.blocked:

@@ -1,4 +1,4 @@
-"""Many rows times a packed weight with Arm's `smmla`: two rows of x by two columns of y, 8 numbers of K each.
+"""Prefill rows times a packed weight with Arm's `smmla`: two rows of x by two columns of y, 8 numbers of K each.
 
 One instruction is twice `sdot`'s arithmetic, and its 2 x 2 sums need both factors in pairs: 8 bytes of a row of x (or
 a column of y) next to 8 of the next. x is quantized into that order. Weights come to it once for all rows, in scratch,

@@ -1,7 +1,7 @@
 """y = x W^T for CPUs in float32, W packed as `rows16`: 16 rows of W are the 16 lanes of a vector.
 
-Few rows (decode) have the sums of one row, see `few_rows.py`: with one row the kernel is a GEMV that streams the packed
-weights once and keeps dequantization in registers. Many rows (tokens of a prompt) are a GEMM that dequantizes a K-chunk
+Decode rows have the sums of one row, see `few_rows.py`: with one row the kernel is a GEMV that streams the packed
+weights once and keeps dequantization in registers. Prefill rows are a GEMM that dequantizes a K-chunk
 of 16*blocks rows into a scratch that stays in L1, then runs a register tile of `rows` x 16*blocks over it.
 """
 
@@ -79,7 +79,7 @@ def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
 
 
 def _many_rows(X: Buffer, weight: Plain | Quantized | Blocks, Y: Buffer, m: Expr, tile: Tile) -> None:
-    """Y = X W^T: sums of `depth` of K each, added one after the other, whatever the number of rows."""
+    """Y = X W^T: sums of `depth` of K each, added one after the other, for any number of rows."""
     depth = weight.depth(tile.depth)
     if weight.ragged:
         return _gemm(X, weight, Y, m, tile, depth)

@@ -1,7 +1,7 @@
 """From logits to the next token on CPUs, compiled into the library.
 
 `sample`: temperature, top-k, top-p, min-p and the draw, exact and without sorting the vocabulary. The other functions
-change logits before it. What they compute is in `tir_schedules/sampling.py`.
+change logits before it. `tir_schedules/sampling.py` defines them.
 Logits and probabilities are float32, sums float64 (in float32 those over 150 000 tokens are off by 1e-4).
 """
 

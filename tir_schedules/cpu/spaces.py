@@ -1,4 +1,4 @@
-"""What can be tuned in the kernels for CPUs, by the rule that makes them."""
+"""The choices of `mlcpipe tune` in the kernels for CPUs, by rule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROWS = (2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 16)
 
 
 def _int8_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
-    """One row and few rows, or many rows, as `int8_matmul.py` tells them apart."""
+    """One row and several decode rows, or prefill rows, as in `int8_matmul.py`."""
     w, dot = packed_of(op), dot_of(knobs)
     if isinstance(dot, Declined):
         return ()
@@ -48,8 +48,8 @@ def _gemv(blocks: int, prefetch: int) -> Space:
 def _tile(bucket: str, rows: int, tile: Int8Tile, dot: Dot, more: Mapping[str, tuple[int, tuple[int, ...]]]) -> Space:
     """A register tile; `more` knobs: name -> (what it is now, its values).
 
-    Few rows keep a group's sums in int32 next to those in float32; many rows have long groups, and keep only sums in
-    float32 between them.
+    Decode rows keep a group's sums in int32 next to those in float32; prefill rows have long groups, and keep only
+    float32 sums between them.
     """
     kinds = 2 if bucket == "few" else 1
     names = {name: f"int8_{name}.{bucket}" for name in ("rows", "tail_rows", "blocks")}
@@ -73,7 +73,7 @@ def _tile(bucket: str, rows: int, tile: Int8Tile, dot: Dot, more: Mapping[str, t
 
 
 def _matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
-    """Many rows of the matmul in float32, or few."""
+    """Prefill or decode rows of the matmul in float32."""
     default = {name: int(knobs[name]) for name in ("gemm_rows", "gemm_blocks", "gemm_depth")}
     values = {"gemm_rows": (4, 8, 12, 16), "gemm_blocks": (1, 2, 3, 4), "gemm_depth": (64, 128, 256, 512, 1024)}
     lanes = int(knobs["lanes"])

@@ -1,4 +1,4 @@
-"""What a register tile leaves in y."""
+"""Store a register tile to y, or add it to y."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What TensorIR has no operator for: subgroups, pairs of float16 in a word, matrix units.
+"""Calls for operations that TensorIR lacks: subgroups, pairs of float16 in a word, matrix units.
 
 These are calls of external functions by name, which TVM's lowering leaves alone and code generators implement (Vulkan:
 `mlcpipe/compiler/backends/spirv/intrinsics.py`). Calls of subgroups are opaque to TVM, which neither moves nor merges
-them. The invocations that reach a call take part in it. `lane()` is the lane of an invocation in its subgroup: in
+them. All invocations that reach a call take part in it. `lane()` is the lane of an invocation in its subgroup: in
 practice threadIdx.x modulo the size, which `require_size` guarantees. A matrix belongs to a subgroup
 (SPV_KHR_cooperative_matrix, Metal's simdgroup_matrix); only the device knows which lane has which number.
 """
@@ -148,7 +148,7 @@ def copies_commit() -> None:
 
 
 def copies_wait(groups: int) -> None:
-    """A statement: wait until at most so many groups of this invocation are under way, the latest ones."""
+    """A statement: wait until at most `groups` groups of this invocation are unfinished, the latest ones."""
     I.evaluate(_opaque("int32", "copies_wait", tirx.const(groups, "int32")))
 
 

@@ -1,4 +1,4 @@
-"""The rule for everything else: producers are inlined, and each element has one invocation."""
+"""The rule for all other functions: producers are inlined, and each element has one invocation."""
 
 from __future__ import annotations
 

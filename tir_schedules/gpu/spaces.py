@@ -1,4 +1,4 @@
-"""What can be tuned in GPU kernels, by the rule that makes them.
+"""The choices of `mlcpipe tune` in GPU kernels, by rule.
 
 Every choice fits all targets: 256 invocations and 32 KiB of shared memory. GEMV at most: 8 splits of 32 invocations
 with 32 sums each.

@@ -42,7 +42,7 @@ def _measure(bundle: LoadedBundle, opts: BenchOptions, tokens: Sequence[int], ba
     from mlcpipe.runtime.serving.core import GREEDY, Core
     from mlcpipe.runtime.serving.cost_model import CostModel
     from mlcpipe.runtime.serving.limits import Limits
-    from mlcpipe.runtime.serving.sequence import Request
+    from mlcpipe.runtime.serving.sequence import ScheduledRequest
 
     kv_tokens = batch * (length + PAGE)
     limits = Limits(bundle.context_length, sequences=batch, queue=batch, step_s=float("inf"))
@@ -52,8 +52,8 @@ def _measure(bundle: LoadedBundle, opts: BenchOptions, tokens: Sequence[int], ba
     for index in range(batch):
         prompt = [tokens[(index + at * (index + 1)) % len(tokens)] for at in range(PROMPT)]
         adapter = adapters[index % len(adapters)] if adapters else None
-        core.scheduler.submit(Request(tuple(prompt), length - PROMPT, params=GREEDY, adapter=adapter))
-    while len(core.scheduler.residency.running) < batch:
+        core.scheduler.submit(ScheduledRequest(tuple(prompt), length - PROMPT, params=GREEDY, adapter=adapter))
+    while len(core.scheduler.admission.running) < batch:
         _step(core)
     for _ in range(_WARM_UP):
         _step(core)

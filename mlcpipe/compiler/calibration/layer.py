@@ -54,7 +54,7 @@ class _OneLayer(LanguageModel):
         """x f32[n, hidden] -> [n, hidden]; `step` and `states` are those of `StepStates`."""
         if self.is_norm:
             return self.model(x)
-        kv = StepStates(self, self.states(), step, states, many=True)
+        kv = StepStates(self, self.states(), step, states, prefill_rows=True)
         rows, rope = x.shape[0], self.facts.ropes[self.facts.rope_of[self.index]]
         lengths = kv.rope_lengths(rows) if rope.depends_on_length else None
         return self.model(x, kv, *cos_sin(rope, kv.positions(rows), lengths))

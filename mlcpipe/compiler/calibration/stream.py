@@ -17,7 +17,7 @@ from mlcpipe.errors import CheckpointError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.runtime.serving.batch import Span, StepBuffer
-from mlcpipe.runtime.serving.sequence import Request
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from mlcpipe.runtime.serving.sequence import Sequence as Tokens
 from mlcpipe.weights.table import Tensors
 from tir_schedules.step_layout import PAGE
@@ -54,7 +54,7 @@ class Stream:
         table = checkpoint.read(f"{self.prefix}embed_tokens.weight")
         self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]
         pages = -(-rows // PAGE)
-        sequence = Tokens(0, Request(tuple(windows[0]), 1), [array("i", range(pages))], [0])
+        sequence = Tokens(0, ScheduledRequest(tuple(windows[0]), 1), [array("i", range(pages))], [0])
         sequence.next_slot = 0 if slot_bytes(model.states()) else -1
         self._step = tvm.runtime.tensor(StepBuffer().fill([Span(sequence, 0, rows)]))
 

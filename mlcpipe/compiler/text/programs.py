@@ -22,7 +22,7 @@ def text_programs(tokenizer: Tokenizer, progress: Progress, *, required: bool) -
     programs: dict[str, Callable[[], bytes]] = {TOKENIZER_PROGRAM: lambda: tokenizer_program(tokenizer)}
     source, tool_use = map(tokenizer.chat_templates.get, ("default", "tool_use"))
     if source is not None:
-        control, special = tokenizer.apart.control.values(), tokenizer.special_tokens
+        control, special = tokenizer.literal.control.values(), tokenizer.special_tokens
         programs[TEMPLATE_PROGRAM] = lambda: template_program(
             source, tool_use=tool_use, control=control, special_tokens=special
         )

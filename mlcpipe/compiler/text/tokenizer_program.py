@@ -77,7 +77,7 @@ def _settings(tokenizer: Tokenizer, model: Mapping[str, Any], vocabulary: Vocabu
         "strip_char": ord(strip) if strip and count else EMPTY,
         "strip_count": count,
         "spaced": int(rows.separator == " "),
-        "plain_differs": int(tokenizer.apart.plain is not tokenizer.library),
+        "plain_differs": int(tokenizer.literal.plain is not tokenizer.library),
         "joined_class": 0,
         "space_class": 0,
         "word_class": 0,
@@ -113,8 +113,8 @@ def _normal_form(form: NormalForm | None) -> list[Section]:
 
 def _control(tokenizer: Tokenizer) -> list[Section]:
     """Control tokens' ids and texts, whether they have other spellings, and the signs that begin and end them."""
-    control = tokenizer.apart.control
+    control = tokenizer.literal.control
     ids = np.array(list(control), np.uint32)
     edges = np.array(sorted(map(ord, tokenizer.marks.edges)), np.uint32)
-    normalized = np.array([text in tokenizer.apart.normalized for text in control.values()], np.uint8)
+    normalized = np.array([text in tokenizer.literal.normalized for text in control.values()], np.uint8)
     return [ids, *strings(text.encode() for text in control.values()), normalized, edges]

@@ -39,9 +39,9 @@ class PackedAdapter:
 
 @dataclass(eq=False)
 class Adapter:
-    """An adapter in the tensors. `serial` differs from that of every other one, also of the same name before it.
+    """A loaded adapter. `serial` is unique, also among adapters of the same name.
 
-    `users` are requests under way, for the engine's thread alone; once `unloaded`, nobody gets it any more.
+    `users` counts requests in progress, for the engine's thread alone; once `unloaded`, new requests cannot use it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Adapter:
 
 
 def blocks_of(ranks: int) -> int:
-    """Blocks that so many ranks take."""
+    """Number of blocks for `ranks` ranks."""
     return -(-ranks // RANK)
 
 
@@ -122,12 +122,12 @@ def _packed(info: AdaptedInfo, modules: Mapping[str, LowRank], blocks: int) -> t
 
 
 def _padded(rows: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
-    """Rows of whole blocks, of which those beyond the adapter's rank are 0."""
+    """Rows padded with zeros to whole blocks."""
     return np.pad(rows, ((0, blocks * RANK - len(rows)), (0, 0)))
 
 
 def _stored(rows: NDArray[np.float32], info: AdaptedInfo) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Each row in the dtype of the projection's adapters, and the scale that it has then."""
+    """Each row in the dtype of the projection's adapters, and its scale."""
     largest = np.abs(rows).max(axis=1)
     if info.dtype == "uint8":
         scales = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
@@ -138,7 +138,7 @@ def _stored(rows: NDArray[np.float32], info: AdaptedInfo) -> tuple[NDArray[Any],
 
 
 class AdapterStore:
-    """The tensors that kernels read, with room for a number of blocks, and which of them are free."""
+    """The tensors that kernels read, with room for `blocks` blocks, and which of them are free."""
 
     def __init__(self, model: ModelInfo, device: Device, blocks: int) -> None:
         """Raises UsageError for a bundle without adapters."""
@@ -149,7 +149,7 @@ class AdapterStore:
         self.tensors: Any = tvm_ffi.convert(self._tensors)
 
     def load(self, packed: PackedAdapter) -> Adapter:
-        """Copy an adapter to the device. Raises ResourceError where it has no room."""
+        """Copy an adapter to the device. Raises ResourceError if there is no room."""
         begin = next((i for i in range(len(self._free)) if all(self._run(i, packed.blocks))), None)
         if begin is None:
             raise ResourceError(
@@ -166,9 +166,9 @@ class AdapterStore:
         return adapter
 
     def release(self, adapter: Adapter) -> None:
-        """Give the room of an adapter that nobody uses back."""
+        """Free the room of an unused adapter."""
         self._free[adapter.begin : adapter.end] = [True] * (adapter.end - adapter.begin)
-        adapter.end = adapter.begin  # once
+        adapter.end = adapter.begin  # so that a second call frees nothing
 
     def _run(self, begin: int, count: int) -> list[bool]:
         return self._free[begin : begin + count] if begin + count <= len(self._free) else [False]

@@ -1,4 +1,4 @@
-"""The integers of a forward: which rows there are, where their keys and values go, and which pages they attend."""
+"""The integers of a forward: its rows, where their keys and values go, and which pages they attend to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.runtime.serving.sequence import Sequence
-from mlcpipe.runtime.serving.step import FewRows, ManyRows
+from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
 from tir_schedules.step_layout import (
     ADAPTER_BEGIN,
     ADAPTER_END,
@@ -38,13 +38,13 @@ class Span(NamedTuple):
     rows: int
 
 
-def few_spans(rows: Iterable[FewRows]) -> list[Span]:
-    """The rows of the forward of few rows."""
+def decode_spans(rows: Iterable[DecodeRows]) -> list[Span]:
+    """The rows of a decode forward."""
     return [Span(sequence, sequence.computed, len(tokens)) for sequence, tokens, _ in rows]
 
 
-def many_spans(rows: Iterable[ManyRows]) -> list[Span]:
-    """The rows of the forward of many rows."""
+def prefill_spans(rows: Iterable[PrefillRows]) -> list[Span]:
+    """The rows of a prefill forward."""
     return [Span(sequence, begin, count) for sequence, begin, count, _ in rows]
 
 
@@ -52,7 +52,7 @@ _NONE = (-1, 0, 0, 0, False, False)
 
 
 class StepBuffer:
-    """The array that each step is written to."""
+    """The array that holds each step."""
 
     def __init__(self) -> None:
         self._data = np.zeros(1024, np.int32)
@@ -60,12 +60,12 @@ class StepBuffer:
         self._parts: dict[int, NDArray[np.int32]] = {}
 
     def fill(self, spans: list[Span]) -> NDArray[np.int32]:
-        """The step of these rows, valid until the next call; it grows by powers of two, so that few launches differ."""
+        """The step of these rows, valid until the next call. It grows by powers of two, so that few launches differ."""
         rows, entries = sum(span.rows for span in spans), sum(len(span.sequence.tables[0]) for span in spans)
         groups, slots = len(spans[0].sequence.tables), spans[0].sequence.next_slot >= 0
         shape = len(spans), rows, entries, groups, slots, any(span.sequence.request.adapter for span in spans)
         if shape != self._shape:
-            self._shape = _NONE  # should Ctrl-C leave what follows half done
+            self._shape = _NONE  # in case Ctrl-C interrupts what follows
             self._lay_out(*shape)
             self._shape = shape
         parts = self._parts
@@ -81,7 +81,7 @@ class StepBuffer:
         return self._data
 
     def _lay_out(self, count: int, rows: int, entries: int, groups: int, slots: bool, adapters: bool) -> None:
-        """Write the header of so many sequences, rows and pages of a group, and find the parts.
+        """Write the header of `count` sequences, `rows` rows and `entries` pages of a group, and set the parts.
 
         Header, then: position[n], place[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
         and the table[t] of each group. With states in slots: slot_read[S], slot_write[S]. Where a row has an adapter:
@@ -105,7 +105,7 @@ class StepBuffer:
 
 
 def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row: int, entry: int) -> None:
-    """The parts of one sequence, number `index`, whose rows begin at `row` and whose pages at `entry`."""
+    """Fill the parts of sequence number `index`, whose rows begin at `row` and whose pages at `entry`."""
     sequence, begin, count = span
     if ADAPTER_BEGIN in parts:
         adapter = sequence.request.adapter
@@ -124,6 +124,6 @@ def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row:
     positions = np.arange(begin, begin + count, dtype=np.int32)
     parts[POSITION][row:end] = positions
     parts[SEQUENCE][row:end] = index
-    parts[ROPE_LENGTH][row:end] = np.maximum(positions + 1, sequence.few_from)
+    parts[ROPE_LENGTH][row:end] = np.maximum(positions + 1, sequence.decode_from)
     pages = parts[TABLES][entry : entry + len(table)]
     parts[PLACE][row:end] = pages[positions // PAGE] * PAGE + positions % PAGE

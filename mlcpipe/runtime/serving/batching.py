@@ -1,4 +1,4 @@
-"""Answers many requests together: a thread that plans a step, computes it and hands out its tokens, over and over."""
+"""Answers many requests together: a thread that plans a step, computes it and delivers its tokens, in a loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import itertools
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, abc, deque
 from collections.abc import Callable, Generator, Iterable
-from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +23,6 @@ from mlcpipe.errors import ComputeError, MlcpipeError, UsageError, last_line, no
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.sampler import Row, log_probabilities
-from mlcpipe.runtime.serving import sequence as scheduling
 from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter, read_packed
 from mlcpipe.runtime.serving.context_shift import check_shiftable, tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.core import Core, Drawn
@@ -44,7 +42,7 @@ from mlcpipe.runtime.serving.interface import (
 )
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
-from mlcpipe.runtime.serving.sequence import Finish, Sequence
+from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence
 from mlcpipe.runtime.serving.step import Event, Step
 
 _REASONS: dict[Finish, FinishReason] = {
@@ -54,13 +52,13 @@ _REASONS: dict[Finish, FinishReason] = {
     Finish.TIMEOUT: "timeout",
     Finish.ERROR: "error",
 }
-_IDLE_S = 0.05  # until a plan is tried again where nobody can go on
-_HELD_S = 0.002  # or where a mask is awaited
+_IDLE_S = 0.05  # until the next plan, if no sequence can continue
+_HELD_S = 0.002  # the same, if a mask is awaited
 
 
 @dataclass(eq=False)
 class _Answer:
-    """A request under way: who listens, and how its tokens are drawn."""
+    """A request in progress: its stream, and how its tokens are sampled."""
 
     stream: Stream
     row: Row
@@ -77,12 +75,12 @@ class _Answer:
 class Batching:
     """A `ServingEngine` that computes all requests together, over a KV cache of `kv_tokens` tokens.
 
-    `max_queue` requests may wait; another gets OverloadedError. `step_s` is how long a step may take where somebody
-    waits for the next token. What a request answers does not depend on what runs beside it, nor on `drafts`: whether
-    tokens that are looked up in its texts are checked several at a time, where that is faster; `draft_model`, or else
-    the bundle's draft head, propose them where the texts do not. `adapter_blocks` is the room for adapters, of 16
-    ranks each. With `context_shift` prompts and answers may be longer than the context, which then has their first page
-    and their last tokens; raises UsageError for one that is too short for it. `swap_bytes` as in `Core`.
+    `max_queue` requests may wait; another gets OverloadedError. `step_s` is how long a step may take while answers wait
+    for their next token. An answer does not depend on the requests beside it, nor on `drafts`: whether tokens that are
+    looked up in its texts are checked several at a time, where that is faster; `draft_model`, or else the draft head of
+    the bundle, proposes them where the texts do not. `adapter_blocks` is the room for adapters, in blocks of 16 ranks.
+    With `context_shift` prompts and answers may be longer than the context, which then holds their first page and their
+    last tokens; raises UsageError if the context is too short for that. `swap_bytes` as in `Core`.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Batching:
         self._context_shift = context_shift
         max_sequences = max_sequences or bundle.manifest.model.max_batch
         limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
-        self._drafts = drafts = drafts and not slot_bytes(bundle.manifest.states)  # such states do not go back
+        self._drafts = drafts = drafts and not slot_bytes(bundle.manifest.states)  # such states cannot go back
         self._core = Core(bundle, kv_tokens, limits, adapter_blocks=adapter_blocks, swap_bytes=swap_bytes)
         self._draft_model: DraftSource | None = None
         if draft_model is not None:
@@ -120,9 +118,9 @@ class Batching:
         self._numbers = itertools.count(1)
         self._answers: dict[int, _Answer] = {}  # by stream, all that have not ended
         self._of_sequence: dict[int, _Answer] = {}
-        self._news: dict[Wake, dict[Stream, None]] = {}  # streams with events that nobody was woken for
-        self._closing, self._door = threading.Event(), threading.Lock()  # nobody comes in once it is closing
-        self._jobs: deque[tuple[Generator[None, None, Any], Future[Any]]] = deque()  # done in parts between steps
+        self._news: dict[Wake, dict[Stream, None]] = {}  # streams with events, by whom to wake
+        self._closing, self._door = threading.Event(), threading.Lock()  # no request is accepted while closing
+        self._jobs: deque[tuple[Generator[None, None, Any], Future[Any]]] = deque()  # run in parts between steps
         self._stopped, self._fault = False, ""
         self._finished: Counter[str] = Counter()
         self._step_s: dict[str, float] = {"prefill": 0.0, "decode": 0.0}
@@ -156,7 +154,7 @@ class Batching:
 
     def check_queue(self) -> None:
         """As `ServingEngine.check_queue`."""
-        waiting = len(self._scheduler.residency.waiting) + self._commands.qsize()
+        waiting = len(self._scheduler.admission.waiting) + self._commands.qsize()
         if waiting >= self._limits.queue:
             raise OverloadedError(f"{waiting} requests are waiting already", self._scheduler.retry_after_s())
 
@@ -181,7 +179,7 @@ class Batching:
         """As `ServingEngine.cancel`."""
         self._commands.put(partial(self._cancel, number, Finish(reason)))
 
-    def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[tuple[int, list[NDArray[np.int8]]]]:
+    def copy_prefix(self, tokens: abc.Sequence[int], namespace: str = "") -> Future[tuple[int, list[NDArray[np.int8]]]]:
         """As `ServingEngine.copy_prefix`."""
         return self._between_steps(copy_prefix(self._core, tokens, namespace))
 
@@ -220,7 +218,7 @@ class Batching:
 
     def _between_steps(self, job: Generator[None, None, Any]) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # nobody can take it back
+        future.set_running_or_notify_cancel()  # it cannot be cancelled
         with self._door:
             if self._closing.is_set():
                 raise OverloadedError(self._fault or "the server is shutting down", 5.0)
@@ -229,13 +227,13 @@ class Batching:
 
     def stats(self) -> EngineStats:
         """As `ServingEngine.stats`."""
-        scheduler, swap = self._scheduler, self._scheduler.residency.swap
+        scheduler, swap = self._scheduler, self._scheduler.admission.swap
         counts = scheduler.pool.counts()
         counts = counts[: len(scheduler.pool.groups)]
         pages = sum(sum(each) for each in counts)
         return EngineStats(
-            running=len(scheduler.residency.running) + len(scheduler.residency.prefilling),
-            waiting=len(scheduler.residency.waiting) + self._commands.qsize(),
+            running=len(scheduler.admission.running) + len(scheduler.admission.prefilling),
+            waiting=len(scheduler.admission.waiting) + self._commands.qsize(),
             kv_usage=sum(each.used for each in counts) / pages,
             prompt=scheduler.totals.prefix_queries,
             cached=scheduler.totals.prefix_hits,
@@ -255,7 +253,7 @@ class Batching:
         """As `ServingEngine.close`."""
         with self._door:
             self._closing.set()
-        self._commands.put(lambda: None)  # wakes the thread, which ends once it has nothing to do
+        self._commands.put(lambda: None)  # wakes the thread, which ends once it is idle
         self._thread.join(drain_s)
         self._commands.put(self._stop)
         self._thread.join()
@@ -293,7 +291,7 @@ class Batching:
             if step is None:
                 if self._jobs:
                     continue
-                if self._scheduler.has_work:  # until something changes, or a deadline comes
+                if self._scheduler.has_work:  # wait for a change, or a deadline
                     self._wake()
                     with contextlib.suppress(queue.Empty):
                         self._commands.get(timeout=_HELD_S if self._scheduler.held else _IDLE_S)()
@@ -313,7 +311,7 @@ class Batching:
                 self._commands.get()()
 
     def _work(self) -> None:
-        """The next part of the first job."""
+        """Run the next part of the first job."""
         if not self._jobs:
             return
         job, future = self._jobs[0]
@@ -335,7 +333,7 @@ class Batching:
             if adapter is not None and adapter.unloaded:
                 raise UsageError(f"the adapter {adapter.name} was unloaded")
             answer.sequence = self._scheduler.submit(
-                scheduling.Request(
+                ScheduledRequest(
                     tuple(without_dropped(request.tokens, answer.dropped)),
                     request.max_tokens,
                     stop_ids=request.stop_ids,
@@ -370,19 +368,19 @@ class Batching:
         self._stopped = True
 
     def _compute(self, step: Step) -> None:
-        """Compute a step, and hand out its tokens."""
-        for rows in step.many:
+        """Compute a step, and deliver its tokens."""
+        for rows in step.prefill:
             for one in (rows.sequence, *rows.drawing):
                 answer = self._of_sequence.get(one.id)
                 if answer is not None and not answer.queued_s:
                     answer.queued_s = step.planned - answer.came_s
         tokens = self._core.compute(step, self._take, self._wake)
         now = time.monotonic()
-        self._step_s["prefill" if step.many else "decode"] += now - step.planned
+        self._step_s["prefill" if step.prefill else "decode"] += now - step.planned
         self._deliver(self._scheduler.settle(step, tokens, now))
 
     def _take(self, drawn: Drawn) -> None:
-        """Count a token for its answer, which ends here where that fails."""
+        """Add a token to its answer, which ends here if that fails."""
         sequence, token, settings, logits = drawn
         answer = self._of_sequence.get(sequence.id)
         if answer is None:
@@ -398,12 +396,12 @@ class Batching:
                 logprob, top = log_probabilities(logits(), token, request.sampling, request.logprobs)
                 answer.logprobs.append((logprob, tuple(top)))
         except MlcpipeError as error:
-            wrong = isinstance(error, ComputeError)  # a grammar's error leaves keys and values as they should be
+            wrong = isinstance(error, ComputeError)  # after a grammar's error keys and values are right
             self._scheduler.cancel(sequence, Finish.ERROR if wrong else Finish.CANCELLED)
             self._end(answer, "error", error)
 
     def _deliver(self, events: Iterable[Event]) -> None:
-        """Tell the clients what happened."""
+        """Pass events to the streams of their answers."""
         for sequence, tokens, finish in events:
             answer = self._of_sequence.get(sequence.id)
             if answer is None:
@@ -437,7 +435,7 @@ class Batching:
         reason: FinishReason | None = None,
         error: MlcpipeError | None = None,
     ) -> None:
-        """Tell of a token, or of the end, when `_wake` is called next."""
+        """Put a token, or the end, in the stream; `_wake` announces it."""
         logprob, top = answer.logprobs.popleft() if token is not None and answer.logprobs else (None, ())
         stream, predicted, dropped = answer.stream, (0, 0), answer.dropped
         if reason is not None and answer.lookup is not None:
@@ -451,14 +449,14 @@ class Batching:
             self._news.setdefault(stream.wake, {})[stream] = None
 
     def _wake(self) -> None:
-        """Wake those who have news; before this thread waits, so that they read while it needs no processor."""
+        """Wake the consumers of new events; before this thread waits, so that they read while it needs no processor."""
         news, self._news = self._news, {}
         for wake, streams in news.items():
             wake(list(streams))
 
     def _fail(self, step: Step, error: MlcpipeError) -> None:
         """End all requests of a step that could not be computed."""
-        for sequence in (*(one.sequence for one in step.few), *(one.sequence for one in step.many)):
+        for sequence in (*(one.sequence for one in step.decode), *(one.sequence for one in step.prefill)):
             answer = self._of_sequence.get(sequence.id)
             self._scheduler.cancel(sequence, Finish.ERROR)
             if answer is not None:

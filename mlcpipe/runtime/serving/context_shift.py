@@ -1,7 +1,7 @@
-"""What is kept of a text that is longer than the context: its first page and its last tokens (StreamingLLM, Xiao 2023).
+"""Shortens a text that exceeds the context to its first page and its last tokens (StreamingLLM, Xiao 2023).
 
-When the context is full, about half of it goes at once, and what is kept is computed anew as a prompt. So an answer is
-what a new prompt of the kept tokens would get, in every family of models, whatever its positions and windows are.
+When the context is full, about half of it is dropped at once, and the rest is recomputed as a prompt. So the answer is
+that of a new prompt of the kept tokens, in every family of models, with any positions and windows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def check_shiftable(context: int) -> None:
 
 
 def tokens_to_drop(count: int, context: int) -> int:
-    """How many tokens behind the first page a text of `count` tokens loses; less than `context` are left.
+    """How many tokens after the first page a text of `count` tokens loses; fewer than `context` are left.
 
-    It grows in steps of one size, so that a text which grows keeps what it kept for a while.
+    The number grows in equal steps, so that a growing text keeps the same tokens for a while.
     """
     if count < context:
         return 0
@@ -32,5 +32,5 @@ def tokens_to_drop(count: int, context: int) -> int:
 
 
 def without_dropped(tokens: Sequence[int], dropped: int) -> list[int]:
-    """The first page, and what follows the next `dropped` tokens."""
+    """The first page, and the tokens after the next `dropped` ones."""
     return [*tokens[:PAGE], *tokens[PAGE + dropped :]]

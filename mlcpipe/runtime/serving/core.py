@@ -1,11 +1,11 @@
-"""Scheduler, executor and drawing over one bundle: what a server, a benchmark and tests compute steps with."""
+"""Scheduler, executor and sampler over one bundle: computes the steps of a server, a benchmark and tests."""
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections import abc
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,14 +36,14 @@ GREEDY = Row(SamplingParams(temperature=0.0))
 
 
 def pool_of(manifest: Manifest, units: Units) -> PagePool:
-    """So many free units of a model's states."""
+    """A pool of free units of a model's states."""
     return PagePool([PageGroup(*each) for each in zip(units.pages, windows_of(manifest.states))], units.slots)
 
 
 class Drawn(NamedTuple):
-    """A token that a sequence got, -1 where its logits are not finite, and how it was drawn.
+    """The new token of a sequence, -1 where its logits are not finite, and how it was sampled.
 
-    `logits()` is f32[V] as the draw left them.
+    `logits()` is f32[V] as sampling left them.
     """
 
     sequence: Sequence
@@ -53,10 +53,10 @@ class Drawn(NamedTuple):
 
 
 class Core:
-    """Plan a step with `scheduler`, `compute` it, settle it; a request's `params` are the `Row` that it is drawn with.
+    """Plan a step with `scheduler`, `compute` it, settle it; a request's `params` are the `Row` for sampling.
 
     `limits` are lowered to what the bundle and its KV cache of `kv_tokens` tokens can do. `adapter_blocks` is the room
-    for adapters, `swap_bytes` that on the host for pages of those that give way; the device then has memory of its own,
+    for adapters, `swap_bytes` that on the host for pages of preempted sequences; the device then has its own memory,
     and the model's layers keep all tokens.
     """
 
@@ -80,14 +80,14 @@ class Core:
             limits,
             context=min(limits.context, bundle.context_length, kv_tokens),
             prefill_chunk=min(limits.prefill_chunk, model.prefill_chunk),
-            few_rows=min(limits.few_rows, model.max_batch),
+            decode_rows=min(limits.decode_rows, model.max_batch),
             sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,
         )
         tree = PrefixTree(pool, model.recompute_above, model.rope_above)
         self.scheduler = Scheduler(pool, tree, cost or CostModel(), limits)
         if swap_bytes:
-            self.scheduler.residency.swap = Swap(self.executor, tree, self.scheduler.cost, swap_bytes)
+            self.scheduler.admission.swap = Swap(self.executor, tree, self.scheduler.cost, swap_bytes)
 
     def compute(
         self,
@@ -95,17 +95,17 @@ class Core:
         take: Callable[[Drawn], None] = lambda drawn: None,
         waits: Callable[[], None] = lambda: None,
     ) -> list[int]:
-        """The tokens of a step for `Scheduler.settle`, each told to `take` before.
+        """The tokens of a step for `Scheduler.settle`; accepted ones are passed to `take` first.
 
         `waits` is called when this thread is about to wait for the device.
         """
         executor, parts = self.executor, []
         with self.bundle.device.errors():
             executor.copy_pages(step.copies)
-            if step.few:
-                parts.append(self._launch(_few(step), executor.few(step.few), waits))
-            if step.many:
-                parts.append(self._launch(_many(step), executor.many(step.many), waits))
+            if step.decode:
+                parts.append(self._launch(_decode_rows(step), executor.decode(step.decode), waits))
+            if step.prefill:
+                parts.append(self._launch(_prefill_rows(step), executor.prefill(step.prefill), waits))
             if not self.bundle.device.on_host:
                 waits()
             return [token for part in parts for token in self._finish(*part, take)]
@@ -115,12 +115,12 @@ class Core:
         return compute_error(self.bundle, lambda: of_states(self.bundle.manifest.states, self.executor, sequence))
 
     def _launch(
-        self, rows: Many[_Row], forward: Forward, waits: Callable[[], None]
-    ) -> tuple[Many[_Row], Many[Row], Masks | None, Any, Any]:
-        """The rows, how they are drawn, and their logits f32[r, V] and tokens i32[r], as the device computes them."""
+        self, rows: abc.Sequence[_Row], forward: Forward, waits: Callable[[], None]
+    ) -> tuple[abc.Sequence[_Row], abc.Sequence[Row], Masks | None, Any, Any]:
+        """Rows, how they are sampled, and their logits f32[r, V] and tokens i32[r], being computed on the device."""
         settings = [row.sequence.request.params.after(row.draft) if row.wanted else GREEDY for row in rows]
         masks = self._sampler.masks(settings)
-        # By positions that count what a shifted context lost: no random number is used twice.
+        # Positions count tokens that a shifted context lost, so that no random number is used twice.
         positions = [row.sequence.dropped + row.position for row in rows]
         key = self._sampler.prepare(settings, positions) if rows else None
 
@@ -129,20 +129,20 @@ class Core:
             return logits, self._sampler.sample(logits, masks) if rows else None
 
         recorded = forward.key is not None and masks is None
-        if self.bundle.device.on_host:  # where to launch is to wait
+        if self.bundle.device.on_host:  # where launching waits
             waits()
         return rows, settings, masks, *self._recorder.run(work, (forward.key, key) if recorded else None)
 
     def _finish(
         self,
-        rows: Many[_Row],
-        settings: Many[Row],
+        rows: abc.Sequence[_Row],
+        settings: abc.Sequence[Row],
         masks: Masks | None,
         logits: Any,
         drawn: Any,
         take: Callable[[Drawn], None],
     ) -> list[int]:
-        """The tokens of the wanted ones of these rows; those that stand are told to `take` before."""
+        """The tokens of the wanted ones of these rows; accepted ones are passed to `take` first."""
         if not rows:
             return []
         late = set() if masks is None else masks.late
@@ -171,25 +171,25 @@ def _row_of(logits: Callable[[], NDArray[np.float32]], index: int) -> NDArray[np
 class _Row(NamedTuple):
     """A row of logits: for the token at this position of `sequence`, computed with the pages of `of`.
 
-    It stands if the tokens of `draft`, which it follows, are those that are drawn.
+    Its token is accepted if those of `draft`, which it follows, are the sampled ones.
     """
 
     sequence: Sequence
     position: int
     wanted: bool
     of: Sequence
-    draft: Many[int] = ()
+    draft: abc.Sequence[int] = ()
 
 
-def _few(step: Step) -> list[_Row]:
-    """All rows of the forward of few rows."""
+def _decode_rows(step: Step) -> list[_Row]:
+    """All rows of the decode forward."""
     return [
         _Row(sequence, sequence.computed + at + 1, at >= len(tokens) - logits, sequence, sequence.draft[:at])
-        for sequence, tokens, logits in step.few
+        for sequence, tokens, logits in step.decode
         for at in range(len(tokens))
     ]
 
 
-def _many(step: Step) -> list[_Row]:
-    """The rows of the forward of many rows that give logits."""
-    return [_Row(one, begin + rows, True, of) for of, begin, rows, drawing in step.many for one in drawing]
+def _prefill_rows(step: Step) -> list[_Row]:
+    """The rows of the prefill forward that give logits."""
+    return [_Row(one, begin + rows, True, of) for of, begin, rows, drawing in step.prefill for one in drawing]

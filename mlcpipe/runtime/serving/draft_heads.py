@@ -1,7 +1,7 @@
-"""Drafts by the Medusa heads of a bundle (Cai et al. 2024): chains from the rows that the last step kept.
+"""Drafts by the Medusa heads of a bundle (Cai et al. 2024): chains from the hidden rows of the last step.
 
-Head i draws the token i + 1 places after the last one as the model will, with its settings and random numbers. Heads
-read no drafted token, so that a step of few rows is all that they need.
+Head i samples the token i + 1 places after the last one as the model will, with its settings and random numbers. Heads
+read no drafted token, so decode rows are all that they need.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlcpipe.runtime.serving.sequence import Sequence
 
 
 class DraftHeads(DraftSource):
-    """The heads of the bundle of `core`, whose steps keep the rows for them from now on."""
+    """The heads of the bundle of `core`, whose steps keep hidden rows for them from now on."""
 
     name = "the draft heads"
 
@@ -35,13 +35,13 @@ class DraftHeads(DraftSource):
             self._logits = tvm_runtime.empty((model.max_batch, model.vocab_size), "float32", device.handle)
 
     def logits(self, head: int, rows: Any) -> Any:
-        """Logits f32[r, V] of a head for rows i32[r] of what was kept, valid until the next call."""
+        """Logits f32[r, V] of a head for rows i32[r] of the kept ones, valid until the next call."""
         logits = tvm_runtime.view(self._logits, (rows.shape[0], self._logits.shape[1]))
         self._heads[head](self._core.executor.hidden, rows, logits, self._core.bundle.params)
         return logits
 
     def _load(self, rows: int, keys: int) -> Load:
-        return Load(few=rows)
+        return Load(decode=rows)
 
     def _draft(self, pairs: list[tuple[Sequence, ModelDrafter]], length: int) -> None:
         context = self._core.scheduler.limits.context
@@ -63,12 +63,12 @@ class DraftHeads(DraftSource):
                 drawn = self._sampler.sample(self.logits(head, rows))
                 for draft, token in zip(drafts, tvm_runtime.array(device.read(drawn)).tolist()):
                     draft.append(max(token, 0))
-        self._cost.observe(Load(few=len(ready)), (time.perf_counter() - began) / length)
+        self._cost.observe(Load(decode=len(ready)), (time.perf_counter() - began) / length)
         for (one, drafter, _), draft in zip(ready, drafts):
             drafter.hold(draft, len(one.tokens))
 
     def _row(self, one: Sequence) -> int | None:
-        """Where the row that the last token was drawn from is kept, if it is."""
-        kept = self._core.executor.kept.get(one)
-        at = -1 if kept is None else len(one.tokens) - 2 - kept.position
-        return kept.row + at if kept is not None and 0 <= at < kept.size else None
+        """The kept row that the last token was sampled from, if there is one."""
+        rows = self._core.executor.hidden_rows.get(one)
+        at = -1 if rows is None else len(one.tokens) - 2 - rows.position
+        return rows.row + at if rows is not None and 0 <= at < rows.size else None

@@ -1,7 +1,8 @@
 """Drafts by a smaller model: the next tokens of all answers, one of each at a time, while a larger one waits.
 
-It draws as the larger model will, with the same settings and the same random numbers, so that drafts stand about as
-often at any temperature (speculative decoding, Leviathan et al. 2022, with equal tokens instead of rejection sampling).
+It samples as the larger model will, with the same settings and the same random numbers, so that drafts are accepted
+about as often at any temperature (speculative decoding, Leviathan et al. 2022, with equal tokens instead of rejection
+sampling).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Many
+from collections import abc
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -22,27 +23,27 @@ from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup, Search
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.scheduler import Scheduler
-from mlcpipe.runtime.serving.sequence import Request, Sequence, State
-from mlcpipe.runtime.serving.step import FewRows, ManyRows, Step
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence, State
+from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows, Step
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 _MOST_EACH = 8  # tokens of a draft
-_FEW = 4  # tokens that are behind and computed as those of an answer are; more are computed as a prompt
+_MAX_DECODE_ROWS = 4  # missing tokens that decode computes; more are computed as a prompt
 _TRIALS = 8  # rounds of drafts before the costs are known
-_AGAIN = 64  # steps without drafts, after which one round tells whether they are worth it by now
-_SAVED = 0.2  # of a step, that drafts are taken to save where they are worth it
-_STEP = 0.1  # how far one draft moves the rate that others begin with
-_PRIOR_TOKENS = 8  # of an answer, that count as much as the rate that it begins with
-# How far one token moves an answer's rate later on. With 0.2 a rate of 0.7 is taken for less than 0.35, where nothing
-# is drafted any more, every few dozen tokens.
+_RETRY_AFTER = 64  # steps without drafts, after which one round tells whether they pay now
+_MIN_GAIN = 0.2  # share of a step's time that drafting must save
+_STEP = 0.1  # how far one draft moves the rate that new answers start with
+_PRIOR_TOKENS = 8  # of an answer, that weigh as much as the rate that it started with
+# How far one token moves an answer's rate later on. With 0.2 a rate of 0.7 is estimated below 0.35, where drafting
+# stops, every few dozen tokens.
 _LEAST_STEP = 0.05
 
 
 class ModelDrafter:
-    """Proposes how one answer goes on: what its texts say where that was right more often, else what the model says.
+    """Proposes the next tokens of one answer: from its texts where those were right more often, else from the model.
 
-    `params` is how the answer is drawn. It is the `Drafter` of its request. `followed`: whether the model keeps up with
-    the answer; None before it begins.
+    It is the `Drafter` of its request; `row` is how the answer is sampled. `followed`: whether the model keeps up with
+    the answer; None before it starts.
     """
 
     followed: bool | None = None
@@ -53,15 +54,15 @@ class ModelDrafter:
         self.row.matcher = None  # what a grammar does not allow is cut off below
         self._model, self._allowed = model, row.allowed
         self._draft: list[int] = []
-        self._length = 0  # of the text that the draft goes on from
-        self._checked = 0  # tokens of the model's
+        self._length = 0  # of the text that the draft continues
+        self._checked = 0  # tokens from the model
         self._from_model = False
 
     def hold(self, tokens: list[int], length: int) -> None:
         """The model's proposal after `length` tokens."""
         self._draft, self._length = tokens, length
 
-    def propose(self, tokens: Many[int]) -> Draft:
+    def propose(self, tokens: abc.Sequence[int]) -> Draft:
         """As `Drafter.propose`."""
         found = self.lookup.propose(tokens)
         draft = self._draft if self._length == len(tokens) else []
@@ -85,9 +86,9 @@ class ModelDrafter:
 
 
 class DraftSource(ABC):
-    """What guesses the next tokens of all answers under way, one of each at a time, where that is worth its time.
+    """Drafts the next tokens of all running answers, one of each at a time, where that pays.
 
-    `rate` is how often its drafts stood of late: what an answer begins with.
+    `rate`: how often its drafts were accepted lately; an answer starts with it.
     """
 
     name = ""
@@ -101,14 +102,14 @@ class DraftSource(ABC):
         self._failed = False  # nothing is drafted any more
 
     def learn(self, rate: float) -> None:
-        """How likely each token of a draft was to stand."""
+        """Record how likely each token of a draft was to be accepted."""
         self.rate += _STEP * (rate - self.rate)
 
     def propose(self, scheduler: Scheduler) -> None:
-        """Have the drafters of the answers under way hold what may come next, where that is worth its time."""
+        """Give the drafters of running answers their drafts, where that pays."""
         if self._failed:
             return
-        running = scheduler.residency.running
+        running = scheduler.admission.running
         pairs = [(one, drafter) for one in running if (drafter := self._follows(one)) is not None]
         try:
             self._follow_step()
@@ -117,14 +118,14 @@ class DraftSource(ABC):
                 self._draft(pairs, length)
             if pairs:
                 keys = sum(len(one.tokens) for one in running)
-                step = scheduler.cost.few_seconds(Load(few=len(running), few_keys=keys))
-                self._following.learn(self._followed_s, _SAVED * step if length else 0.0, step)
+                step = scheduler.cost.decode_seconds(Load(decode=len(running), decode_keys=keys))
+                self._following.learn(self._followed_s, _MIN_GAIN * step if length else 0.0, step)
         except Exception as error:  # answers need no drafts
             self._failed = True
-            warnings.warn(f"{self.name} failed, answers go on without drafts: {last_line(error)}", stacklevel=2)
+            warnings.warn(f"{self.name} failed, answers continue without drafts: {last_line(error)}", stacklevel=2)
 
     def _follows(self, one: Sequence) -> ModelDrafter | None:
-        """The drafter of an answer that the model keeps up with: of all, or of some where that alone takes too long."""
+        """The drafter of an answer that the model keeps up with: all of them, or some where that takes too long."""
         drafter = one.request.drafter
         if not isinstance(drafter, ModelDrafter):
             return None
@@ -133,34 +134,34 @@ class DraftSource(ABC):
         return drafter if drafter.followed else None
 
     def _length(self, scheduler: Scheduler, rates: list[float]) -> int:
-        """How many tokens to propose to each."""
-        running, most = scheduler.residency.running, min(self.most, MOST_DRAFTED // len(rates))
-        most = min(most, scheduler.limits.few_rows // len(running) - 1)
+        """How many tokens to draft for each."""
+        running, most = scheduler.admission.running, min(self.most, MOST_DRAFTED // len(rates))
+        most = min(most, scheduler.limits.decode_rows // len(running) - 1)
         if most < 1 or not scheduler.searches:
             return 0
         if self._rounds < _TRIALS:
             return min(3, most)
         keys = sum(len(one.tokens) for one in running)
         token_s = self._cost.seconds(self._load(len(rates), keys))
-        length = scheduler.cost.draft_length(Load(few=len(running), few_keys=keys), rates, token_s, most)
+        length = scheduler.cost.draft_length(Load(decode=len(running), decode_keys=keys), rates, token_s, most)
         self._without = 0 if length else self._without + 1
-        return length or int(self._without % _AGAIN == 0)
+        return length or int(self._without % _RETRY_AFTER == 0)
 
     def _follow_step(self) -> None:  # noqa: B027  # most need nothing
-        """Take what is needed of the step that was computed last; `_followed_s` is what that took for answers."""
+        """Take what is needed from the last step; `_followed_s` is how long that took for answers."""
 
     @abstractmethod
     def _load(self, rows: int, keys: int) -> Load:
-        """Of one token for each of so many answers, which have so many keys."""
+        """The load of one token for each of `rows` answers, which have `keys` keys in all."""
 
     @abstractmethod
     def _draft(self, pairs: list[tuple[Sequence, ModelDrafter]], length: int) -> None:
-        """Have the drafters hold `length` tokens each, and count a round."""
+        """Give the drafters `length` tokens each, and count a round."""
 
 
 @dataclass(eq=False)
-class _Twin:
-    """A sequence of the draft model: the first `known` of its tokens are those of the answer, the rest is drafted."""
+class DraftSequence:
+    """The draft model's sequence for an answer, whose tokens its first `known` ones are; the rest is drafted."""
 
     sequence: Sequence
     known: int
@@ -180,77 +181,82 @@ class DraftModel(DraftSource):
         super().__init__(self._core.scheduler.cost)
         self._pool = self._core.scheduler.pool
         self._context = self._core.scheduler.limits.context
-        self._twins: dict[Sequence, _Twin] = {}
+        self._followers: dict[Sequence, DraftSequence] = {}
         self._ids = itertools.count()
 
     def propose(self, scheduler: Scheduler) -> None:
         """As `DraftSource.propose`."""
-        for one in [one for one in self._twins if one.state is not State.RUNNING]:
+        for one in [one for one in self._followers if one.state is not State.RUNNING]:
             self._release(one)
         super().propose(scheduler)
         if self._failed:
-            for one in list(self._twins):
+            for one in list(self._followers):
                 self._release(one)
 
     def _load(self, rows: int, keys: int) -> Load:
-        return Load(few=rows, few_keys=keys)
+        return Load(decode=rows, decode_keys=keys)
 
     def _draft(self, pairs: list[tuple[Sequence, ModelDrafter]], length: int) -> None:
         ready = []
         room = self._core.scheduler.limits.prefill_chunk
         for one, drafter in pairs:
-            if len(one.tokens) + length < self._context and (twin := self._follow(one, drafter, length)) is not None:
-                room -= self._catch_up(twin, room)
-                if twin.sequence.left <= _FEW:
-                    ready.append((twin, drafter))
+            if (
+                len(one.tokens) + length < self._context
+                and (follower := self._follow(one, drafter, length)) is not None
+            ):
+                room -= self._catch_up(follower, room)
+                if follower.sequence.left <= _MAX_DECODE_ROWS:
+                    ready.append((follower, drafter))
         if not ready:
             return
         self._rounds += 1
         drafts: list[list[int]] = [[] for _ in ready]
         for _ in range(length):
-            for draft, token in zip(drafts, self._next([twin.sequence for twin, _ in ready])):
+            for draft, token in zip(drafts, self._next([follower.sequence for follower, _ in ready])):
                 draft.append(token)
-            for (twin, drafter), draft in zip(ready, drafts):
-                twin.sequence.tokens.append(draft[-1])
-                if (params := drafter.row.after(draft)) is not twin.sequence.request.params:
-                    twin.sequence.request = replace(twin.sequence.request, params=params)
-        for (twin, drafter), draft in zip(ready, drafts):
-            drafter.hold(draft, twin.known)
+            for (follower, drafter), draft in zip(ready, drafts):
+                follower.sequence.tokens.append(draft[-1])
+                if (params := drafter.row.after(draft)) is not follower.sequence.request.params:
+                    follower.sequence.request = replace(follower.sequence.request, params=params)
+        for (follower, drafter), draft in zip(ready, drafts):
+            drafter.hold(draft, follower.known)
 
-    def _follow(self, one: Sequence, drafter: ModelDrafter, length: int) -> _Twin | None:
-        """The twin of a sequence with the same tokens, and pages for what it computes now; None without pages."""
-        twin = self._twins.get(one)
-        if twin is None:
-            request = Request(tuple(one.tokens), length, params=drafter.row)
-            twin = self._twins[one] = _Twin(self._pool.sequence(next(self._ids), request), len(one.tokens))
-            twin.sequence.dropped = one.dropped
-        mine, same = twin.sequence, twin.known
+    def _follow(self, one: Sequence, drafter: ModelDrafter, length: int) -> DraftSequence | None:
+        """The draft sequence with the tokens of `one`, and pages for what it computes now; None without pages."""
+        follower = self._followers.get(one)
+        if follower is None:
+            request = ScheduledRequest(tuple(one.tokens), length, params=drafter.row)
+            follower = self._followers[one] = DraftSequence(
+                self._pool.sequence(next(self._ids), request), len(one.tokens)
+            )
+            follower.sequence.dropped = one.dropped
+        mine, same = follower.sequence, follower.known
         while same < min(len(one.tokens), len(mine.tokens)) and one.tokens[same] == mine.tokens[same]:
             same += 1
         mine.tokens[same:] = one.tokens[same:]
         self._pool.truncate(mine, min(mine.computed, len(mine.tokens) - 1, same))
-        twin.known = len(mine.tokens)
+        follower.known = len(mine.tokens)
         mine.request = replace(mine.request, params=drafter.row)
         if self._pool.reserve(mine, mine.left + length):
-            return twin
+            return follower
         self._release(one)
         return None
 
-    def _catch_up(self, twin: _Twin, room: int) -> int:
-        """Compute tokens that the twin is behind by, at most `room`, as a prompt -> how many."""
-        mine = twin.sequence
+    def _catch_up(self, follower: DraftSequence, room: int) -> int:
+        """Compute missing tokens, at most `room`, as a prompt -> how many."""
+        mine = follower.sequence
         rows = min(room, mine.left - 1)
-        if mine.left <= _FEW or rows <= 0:
+        if mine.left <= _MAX_DECODE_ROWS or rows <= 0:
             return 0
-        self._compute(Step(time.perf_counter(), many=[ManyRows(mine, mine.computed, rows)]))
+        self._compute(Step(time.perf_counter(), prefill=[PrefillRows(mine, mine.computed, rows)]))
         mine.computed += rows
         self._pool.slide(mine)
         return rows
 
     def _next(self, sequences: list[Sequence]) -> list[int]:
         """The next token of each."""
-        rows = [FewRows(one, one.tokens[one.computed :], 1) for one in sequences]
-        tokens = self._compute(Step(time.perf_counter(), few=rows))
+        rows = [DecodeRows(one, one.tokens[one.computed :], 1) for one in sequences]
+        tokens = self._compute(Step(time.perf_counter(), decode=rows))
         for one in sequences:
             one.computed = len(one.tokens)
             self._pool.slide(one)
@@ -263,7 +269,7 @@ class DraftModel(DraftSource):
         return tokens
 
     def _release(self, one: Sequence) -> None:
-        self._pool.release(self._twins.pop(one).sequence)
+        self._pool.release(self._followers.pop(one).sequence)
 
 
 def check_pair(target: Tokenizer, draft: Tokenizer) -> None:

@@ -1,12 +1,11 @@
 """Drafts of answers from texts at hand: tokens that the model then checks several at a time.
 
-A draft changes no answer: of its tokens those stand that are drawn anyway.
+Drafts never change an answer: a drafted token is accepted only if sampling draws it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 MOST_DRAFTED = 15  # tokens of all drafts of a step
@@ -16,8 +15,8 @@ _STEP = 0.2  # how far one token, right or wrong, moves a rate
 _FIRST_RATE = 0.5
 _LITTLE = 0.01  # of a step
 _FIRST_LOOKS = 64  # before they can be said not to pay
-_SELDOM = 16  # steps, one of which looks where that does not pay
-_STEP_OF_SEARCH = 0.03  # how far one step moves what looking takes and saves
+_SELDOM = 16  # steps, one of which looks even where that does not pay
+_STEP_OF_SEARCH = 0.03  # how far one step moves the estimates of what looking costs and saves
 _TOKEN_BITS, _NO_TOKEN = 32, 1 << 32
 
 
@@ -29,9 +28,9 @@ class Draft(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes how one answer goes on."""
+    """Proposes the next tokens of one answer."""
 
-    def propose(self, tokens: Many[int]) -> Draft:
+    def propose(self, tokens: Sequence[int]) -> Draft:
         """What may follow these tokens, prompt and answer; they only grow from call to call."""
         ...
 
@@ -40,14 +39,14 @@ class Drafter(Protocol):
         ...
 
     def checked(self, drafted: int, right: int) -> None:
-        """The model checked the first `drafted` tokens of the last proposal; the first `right` of them stand."""
+        """The model checked the first `drafted` tokens of the last proposal; the first `right` of them are accepted."""
         ...
 
 
 class Search:
-    """Whether to look for drafts: that takes time of each step, which small models have less of than large ones.
+    """Whether to look for drafts: that takes time in each step, of which small models have less than large ones.
 
-    Where it takes more than `_LITTLE` of the steps, and more than drafts saved of late, only some steps look.
+    Where it takes more than `_LITTLE` of the steps, and more than drafts saved lately, only some steps look.
     """
 
     def __init__(self) -> None:
@@ -62,7 +61,7 @@ class Search:
         return not self._passed
 
     def learn(self, spent: float, saved: float, step: float) -> None:
-        """Looking took `spent` of the seconds of a step, and what it found saved `saved` of them, or less than 0."""
+        """Looking took `spent` of the `step` seconds, and its drafts saved `saved` of them, negative for a loss."""
         self._looks += 1
         self._spent += _STEP_OF_SEARCH * (spent - self._spent)
         self._saved += _STEP_OF_SEARCH * (saved - self._saved)
@@ -70,16 +69,16 @@ class Search:
 
 
 class _Text:
-    """Tokens, and where those of them that follow each other came before."""
+    """Tokens, and an index of where each pair of them occurred before."""
 
-    def __init__(self, tokens: Many[int] = ()) -> None:
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens: list[int] = []
         self._latest: dict[int, int] = {}  # where a pair of tokens ended last
         self._earlier: list[int] = [0]  # for each end of a pair, where the same pair ended before; 0 is nowhere
         self.extend(tokens)
 
-    def extend(self, tokens: Many[int]) -> None:
-        """Put tokens behind those that are there."""
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
         before = self.tokens[-1] if self.tokens else _NO_TOKEN
         for end, token in enumerate(tokens, len(self.tokens) + 1):
             pair = before << _TOKEN_BITS | token
@@ -94,7 +93,7 @@ class _Text:
         if len(last) < _LEAST_MATCH:
             return best
         at = self._latest.get(last[-2] << _TOKEN_BITS | last[-1], 0)
-        if at == len(text):  # it has nothing behind it
+        if at == len(text):  # nothing follows it
             at = self._earlier[at]
         for _ in range(_CANDIDATES):
             if not at:
@@ -113,14 +112,17 @@ class _Text:
 class Lookup:
     """Finds the last tokens of an answer in its prompt, in the answer, or in a text that the client predicts.
 
-    What followed there is the draft (prompt lookup decoding, Saxena 2023). How often a match of so many tokens was
-    right is learned from every token, drafted or not. `allowed` says how many tokens of a draft a grammar allows.
+    What followed there is the draft (prompt lookup decoding, Saxena 2023). How often a match of a length was right
+    is learned from every token, drafted or not. `allowed` says how many tokens of a draft a grammar allows.
     """
 
     def __init__(
-        self, prediction: Many[int] = (), allowed: Callable[[list[int]], int] = len, stops: frozenset[int] = frozenset()
+        self,
+        prediction: Sequence[int] = (),
+        allowed: Callable[[list[int]], int] = len,
+        stops: frozenset[int] = frozenset(),
     ) -> None:
-        self.predicted = 0, 0  # tokens of the prediction that stand, and that were checked and do not
+        self.predicted = 0, 0  # tokens of the prediction that were accepted, and that were rejected
         self._allowed, self._stops = allowed, stops
         self._prediction, self._text = _Text(prediction), _Text()
         self._begins = True  # the next proposal is the answer's first
@@ -128,7 +130,7 @@ class Lookup:
         self._guess: list[int] = []
         self._match, self._from_prediction = 0, False
 
-    def propose(self, tokens: Many[int]) -> Draft:
+    def propose(self, tokens: Sequence[int]) -> Draft:
         """As `Drafter.propose`."""
         came = tokens[len(self._text.tokens) :]
         self._learn(came)
@@ -159,8 +161,8 @@ class Lookup:
         if self._from_prediction:
             self.predicted = self.predicted[0] + right, self.predicted[1] + drafted - right
 
-    def _learn(self, came: Many[int]) -> None:
-        """The tokens that came since the last proposal say whether it was right, as far as it went."""
+    def _learn(self, came: Sequence[int]) -> None:
+        """Compare the tokens since the last proposal with it."""
         for guessed, token in zip(self._guess, came):
             self._rates[self._match] += _STEP * ((guessed == token) - self._rates[self._match])
             if guessed != token:

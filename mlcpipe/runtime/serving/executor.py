@@ -1,9 +1,9 @@
-"""Computes steps: weights, states and logits on the device. What to compute is the scheduler's matter."""
+"""Computes steps: weights, states and logits on the device. The scheduler decides what to compute."""
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from collections.abc import Sequence as Many
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,27 +17,27 @@ from mlcpipe.devices.base import Reused
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import AdapterStore
-from mlcpipe.runtime.serving.batch import StepBuffer, few_spans, many_spans
+from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_spans
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.sequence import Sequence
-from mlcpipe.runtime.serving.step import FewRows, ManyRows
+from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
 from tir_schedules.step_layout import PAGE
 
 UnitBytes = NDArray[np.int8]  # int8[n, unit_bytes] of a state
 
 
 class Forward(NamedTuple):
-    """What launches a forward whose integers lie on the device and gives its logits f32[r, V].
+    """A forward whose integers are on the device: `launch` returns its logits f32[r, V].
 
-    Forwards with equal keys launch the same kernels; None marks one that is unlike any other.
+    Forwards with equal keys launch the same kernels; None marks one that differs from every other.
     """
 
     launch: Callable[[], Any]
     key: Hashable
 
 
-class Kept(NamedTuple):
-    """Rows of a sequence that the last forward of their kind kept for a draft head.
+class HiddenRows(NamedTuple):
+    """Hidden states of a sequence that the last forward of their kind kept for a draft head.
 
     They are `size` rows from `row` on, for the tokens from `position` on.
     """
@@ -50,20 +50,20 @@ class Kept(NamedTuple):
 class Executor:
     """All states, and the compiled forwards over them. Its caller enters the device's `errors`."""
 
-    def __init__(self, bundle: LoadedBundle, units: Units, few_rows: int, adapter_blocks: int = 0) -> None:
-        """With so many units of each state, for forwards of at most `few_rows` few rows.
+    def __init__(self, bundle: LoadedBundle, units: Units, decode_rows: int, adapter_blocks: int = 0) -> None:
+        """Allocates `units` of each state, for forwards of at most `decode_rows` decode rows.
 
-        `adapter_blocks`: the room for adapters. Raises UsageError where the bundle has no forwards with them.
+        `adapter_blocks`: the room for adapters. Raises UsageError if the bundle has no forwards with them.
         """
         self.bundle, self._device = bundle, bundle.device
         self._vocab, vm = bundle.manifest.model.vocab_size, bundle.library.vm
-        self._few, self._many, self._copy = vm["decode"], vm["prefill"], vm["copy_pages"]
+        self._decode, self._prefill, self._copy = vm["decode"], vm["prefill"], vm["copy_pages"]
         self._table = bundle.manifest.states
         self.adapters: AdapterStore | None = None
         with self._device.errors():
             if adapter_blocks:
                 self.adapters = AdapterStore(bundle.manifest.model, bundle.device, adapter_blocks)
-                self._few_adapted, self._many_adapted = vm["decode_adapted"], vm["prefill_adapted"]
+                self._decode_adapted, self._prefill_adapted = vm["decode_adapted"], vm["prefill_adapted"]
             self.states: Any = tvm_ffi.convert(
                 [
                     tvm_runtime.empty(
@@ -72,43 +72,43 @@ class Executor:
                     for state in self._table
                 ]
             )
-            # The logits of a forward of each kind, written one after the other.
-            self._logits = [self._empty(few_rows) for _ in range(2)]
-            self._few_ids, self._few_step = Reused(self._device, "int32"), Reused(self._device, "int32")
+            # The logits of a forward of each kind, which one step computes in turn.
+            self._logits = [self._empty(decode_rows) for _ in range(2)]
+            self._decode_ids, self._decode_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
         self.hidden: Any = None
         self.hidden_of_prompts: Any = None
-        self.kept: dict[Sequence, Kept] = {}
-        self.kept_of_prompts: dict[Sequence, Kept] = {}
+        self.hidden_rows: dict[Sequence, HiddenRows] = {}
+        self.prompt_hidden_rows: dict[Sequence, HiddenRows] = {}
 
     def keep_hidden(self, width: int, *, prompts: bool = False) -> None:
-        """From now on forwards of few rows keep what a draft head reads, in `hidden` f32[rows, width] as `kept` says.
+        """From now on decode forwards keep the states of a draft head in `hidden` f32[rows, width], see `hidden_rows`.
 
-        With `prompts` those of many rows do so, too, in `hidden_of_prompts`.
+        With `prompts` prefill forwards do so too, in `hidden_of_prompts`, see `prompt_hidden_rows`.
         """
         vm, handle = self.bundle.library.vm, self._device.handle
         with self._device.errors():
-            self._few_hidden = vm["decode_hidden"]
+            self._decode_hidden = vm["decode_hidden"]
             self.hidden = tvm_runtime.empty((self.bundle.manifest.model.max_batch, width), "float32", handle)
             if prompts:
-                self._many_hidden = vm["prefill_hidden"]
+                self._prefill_hidden = vm["prefill_hidden"]
                 chunk = self.bundle.manifest.model.prefill_chunk
                 self.hidden_of_prompts = tvm_runtime.empty((chunk, width), "float32", handle)
 
     def release(self) -> None:
-        """Give the memory of the states back; nothing can be computed any more."""
+        """Free the memory of the states; nothing can be computed afterwards."""
         self.states = None
 
-    def copy_pages(self, copies: Many[PageCopy]) -> None:
+    def copy_pages(self, copies: abc.Sequence[PageCopy]) -> None:
         """Copy pages, before the forwards of a step."""
-        if copies:  # of a group without any a page to itself: a GPU takes no tensor without elements
+        if copies:  # a group without copies copies a page to itself: a GPU takes no tensor without elements
             groups = range(len(windows_of(self._table)))
             pairs = ([copy[:2] for copy in copies if copy.group == group] or [(0, 0)] for group in groups)
             tensors = [self._device.tensor(np.array(several, np.int32).reshape(-1, 2)) for several in pairs]
             self._copy(tvm_ffi.convert(tensors), self.states)
 
     def ids(self, index: int, sequence: Sequence) -> list[int]:
-        """The units of a state that a sequence goes on from: its pages that later queries see, or its slot."""
+        """The units of a state that a sequence continues from: its pages that later queries attend to, or its slot."""
         state = self._table[index]
         if state.kind == "slot":
             return [sequence.slot] if sequence.slot >= 0 else []
@@ -116,55 +116,55 @@ class Executor:
         first, end = first_page(state.window, sequence.computed), -(-sequence.computed // PAGE)
         return list(sequence.tables[group][first:end])
 
-    def read_units(self, index: int, ids: Many[int]) -> UnitBytes:
-        """A copy of units of a state, in the order of their ids, which differ."""
+    def read_units(self, index: int, ids: abc.Sequence[int]) -> UnitBytes:
+        """A copy int8[n, unit_bytes] of units of a state, in the order of `ids`, which differ."""
         units = np.empty((len(ids), self._table[index].unit_bytes), np.int8)
         for places, run in self._runs(index, ids):
             units[places] = tvm_runtime.array(self._device.read(run)).view(np.int8)
         return units
 
-    def write_units(self, index: int, ids: Many[int], units: UnitBytes) -> None:
-        """Replace what `read_units` gives."""
+    def write_units(self, index: int, ids: abc.Sequence[int], units: UnitBytes) -> None:
+        """Write units as `read_units` returns them."""
         dtype = self._table[index].dtype
         for places, run in self._runs(index, ids):
             self._device.put(run, np.ascontiguousarray(units[places]).view(dtype))
 
-    def copy_out(self, ids: Many[int]) -> UnitBytes:
-        """A copy int8[n, bytes] of these pages, which differ, of all states; they are of one group."""
+    def copy_out(self, ids: abc.Sequence[int]) -> UnitBytes:
+        """A copy int8[n, bytes] of these pages of all states, which are of one group; `ids` differ."""
         with self._device.errors():
             return np.concatenate([self.read_units(index, ids) for index in range(len(self._table))], axis=1)
 
-    def copy_in(self, ids: Many[int], pages: UnitBytes) -> None:
-        """Replace what `copy_out` gives."""
+    def copy_in(self, ids: abc.Sequence[int], pages: UnitBytes) -> None:
+        """Write pages as `copy_out` returns them."""
         begin = 0
         with self._device.errors():
             for index, state in enumerate(self._table):
                 self.write_units(index, ids, pages[:, begin : begin + state.unit_bytes])
                 begin += state.unit_bytes
 
-    def _runs(self, index: int, ids: Many[int]) -> Iterator[tuple[NDArray[np.intp], Any]]:
-        """Views of units that lie side by side, each with their places in `ids`: one copy takes them all."""
+    def _runs(self, index: int, ids: abc.Sequence[int]) -> Iterator[tuple[NDArray[np.intp], Any]]:
+        """Views of adjacent units, each with their places in `ids`: one copy takes them all."""
         order, wanted, state = np.argsort(ids), np.sort(ids), self._table[index]
         for places in np.split(order, np.flatnonzero(np.diff(wanted) != 1) + 1) if len(ids) else ():
             begin = int(ids[places[0]]) * state.unit_bytes
             yield places, tvm_runtime.view(self.states[index], (len(places), state.unit_items), begin)
 
-    def few(self, rows: Many[FewRows]) -> Forward:
-        """The logits of all rows."""
+    def decode(self, rows: abc.Sequence[DecodeRows]) -> Forward:
+        """The forward of decode rows; logits of all rows."""
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
-        ids, step = self._few_ids.put(tokens), self._few_step.put(self._step.fill(few_spans(rows)))
+        ids, step = self._decode_ids.put(tokens), self._decode_step.put(self._step.fill(decode_spans(rows)))
         logits = tvm_runtime.view(self._logits[0], (len(tokens), self._vocab))
-        self.kept = {}
+        self.hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
-            return Forward(partial(self._adapted, self._few_adapted, (ids,), step, logits), (ids, step, "adapted"))
+            return Forward(partial(self._adapted, self._decode_adapted, (ids,), step, logits), (ids, step, "adapted"))
         if self.hidden is not None:
-            self.kept = _kept((one.sequence, one.sequence.computed, len(one.tokens)) for one in rows)
+            self.hidden_rows = _rows_of((one.sequence, one.sequence.computed, len(one.tokens)) for one in rows)
             inputs = ids, tvm_runtime.view(self.hidden, (len(tokens), self.hidden.shape[1]))
-            return Forward(partial(self._forward, self._few_hidden, inputs, step, logits), (ids, step, "hidden"))
-        return Forward(partial(self._forward, self._few, (ids,), step, logits), (ids, step))
+            return Forward(partial(self._forward, self._decode_hidden, inputs, step, logits), (ids, step, "hidden"))
+        return Forward(partial(self._forward, self._decode, (ids,), step, logits), (ids, step))
 
-    def many(self, rows: Many[ManyRows], *, all_rows: bool = False) -> Forward:
-        """The logits of the last row of each, once for each sequence that draws from it; or those of all rows."""
+    def prefill(self, rows: abc.Sequence[PrefillRows], *, all_rows: bool = False) -> Forward:
+        """The forward of prefill rows; logits of the last row of each, for each of its `drawing`, or of all rows."""
         tokens = np.concatenate(
             [np.array(one.sequence.tokens[one.begin : one.begin + one.rows], np.int32) for one in rows]
         )
@@ -172,19 +172,21 @@ class Executor:
         wanted = np.array([end - 1 for end, one in zip(ends, rows) for _ in one.drawing], np.int32)
         if all_rows:
             wanted = np.arange(len(tokens), dtype=np.int32)
-        elif not wanted.size:  # no kernel takes no rows: a GPU's cannot, a CPU's would read the row before the first
+        elif (
+            not wanted.size
+        ):  # kernels need a row: a GPU's cannot launch without, a CPU's would read the row before the first
             wanted = np.zeros(1, np.int32)
         ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
-        step = self._step.fill(many_spans(rows))
+        step = self._step.fill(prefill_spans(rows))
         logits = self._empty(len(wanted)) if all_rows else tvm_runtime.view(self._logits[1], (len(wanted), self._vocab))
-        self.kept_of_prompts = {}
+        self.prompt_hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
-            return Forward(partial(self._adapted, self._many_adapted, ids, self._device.tensor(step), logits), None)
-        function = self._many
+            return Forward(partial(self._adapted, self._prefill_adapted, ids, self._device.tensor(step), logits), None)
+        function = self._prefill
         if self.hidden_of_prompts is not None and not all_rows:
-            self.kept_of_prompts = _kept((one.sequence, one.begin, one.rows) for one in rows)
+            self.prompt_hidden_rows = _rows_of((one.sequence, one.begin, one.rows) for one in rows)
             width = self.hidden_of_prompts.shape[1]
-            function, ids = self._many_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
+            function, ids = self._prefill_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
         return Forward(partial(self._forward, function, ids, self._device.tensor(step), logits), None)
 
     def _empty(self, rows: int) -> Any:
@@ -200,10 +202,10 @@ class Executor:
         return logits
 
 
-def _kept(rows: Iterable[tuple[Sequence, int, int]]) -> dict[Sequence, Kept]:
-    """Where rows are kept one after the other: (whose they are, the first one's position, how many)."""
-    kept, row = {}, 0
+def _rows_of(rows: Iterable[tuple[Sequence, int, int]]) -> dict[Sequence, HiddenRows]:
+    """Consecutive rows of (sequence, position of its first row, number of rows)."""
+    found, row = {}, 0
     for sequence, position, size in rows:
-        kept[sequence] = Kept(row, position, size)
+        found[sequence] = HiddenRows(row, position, size)
         row += size
-    return kept
+    return found

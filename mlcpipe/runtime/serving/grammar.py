@@ -26,12 +26,12 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 MAX_SOURCE = 512 << 10  # characters of a schema or grammar
 _KEPT = 64  # compiled grammars
 _FUEL = 1_000_000  # llguidance's unit for building a lexer; 50,000 take about a millisecond
-_OPTIONAL = 500  # properties of an object: its parser has no room for more, and takes seconds to say so
-_DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
+_OPTIONAL = 500  # properties of an object: llguidance's parser has no room for more, and takes seconds to say so
+_DATA = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
 _STEP_ITEMS = 30_000  # of its parser, for a token: a language needs 20,000, and 50,000 can take half a second
-# Processor time of a token's mask: for which others wait, that is free, and what a request may take beyond.
+# Processor time: of a mask that other answers wait for; per token, free; per request, in addition.
 _SLOW_S, _TOKEN_S, _REQUEST_S = 0.002, 0.005, 1.0
-# A model that thinks first does so before the part of its answer that must match.
+# A reasoning model thinks before the part of its answer that must match.
 _MAY_THINK = "start: thinking? @answer\nthinking[lazy]: /<think>(.|\\n)*<\\/think>\\s*/\n"
 _THINKS = "start: thinking @answer\nthinking[lazy]: /(.|\\n)*<\\/think>\\s*/\n"
 # White space of JSON: a model that may write any amount of it may write nothing else.
@@ -45,7 +45,7 @@ class GrammarSource:
 
     kind      "json_schema" (`text` is the schema as JSON), "regex", "lark" (llguidance's dialect), "gbnf" (llama.cpp's)
     parts     more JSON schemas that a Lark grammar names as `@name`, as pairs of name and JSON
-    before    rules in Lark of what comes before, the first one named `before`; "" for nothing
+    before    Lark rules of the text before it, the first one named `before`; "" for none
     thinking  "may": a `<think>…</think>` may come first; "open": the prompt has begun one, which must end first
     """
 
@@ -57,7 +57,7 @@ class GrammarSource:
 
 
 class Grammar:
-    """A compiled grammar for one request: its answers, each with a matcher of its own, share the time that is left."""
+    """A compiled grammar for one request: its answers, each with its own matcher, share the remaining time."""
 
     def __init__(self, prototype: Any, first: NDArray[np.int32], beside: Executor) -> None:
         self._prototype, self.first, self.beside = prototype, first, beside
@@ -71,12 +71,12 @@ class Grammar:
 class Matcher:
     """Where one answer is in its grammar.
 
-    Others do not wait for one that is slow: its mask is computed beside their steps, and it is not `ready` before.
+    Other answers do not wait for a slow one: its mask is computed during their steps, and it is not `ready` until then.
     """
 
     def __init__(self, matcher: Any, grammar: Grammar) -> None:
         self._matcher, self._grammar = matcher, grammar
-        self._mask: NDArray[np.int32] | None = grammar.first  # of the next token, once it is known
+        self._mask: NDArray[np.int32] | None = grammar.first  # of the next token, once it is computed
         self._spent_s = 0.0  # since the last token
         self._slow = False
         self._job: Future[Any] | None = None  # which computes the mask; nothing else uses the matcher meanwhile
@@ -87,7 +87,7 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def ready(self) -> bool:
-        """Whether the next token can be drawn without others waiting for this answer."""
+        """Whether the next token can be sampled without making other answers wait."""
         if self._job is not None and self._job.done():
             self._slow = self._slow and self._job.exception() is None  # which `fill` raises again
             self._job = None
@@ -96,7 +96,7 @@ class Matcher:
         return self._job is None
 
     def late(self, job: Future[Any] | None) -> None:
-        """Others waited for the mask for too long; `job` may be computing it."""
+        """Record that others waited too long for the mask; `job` may be computing it."""
         self._slow, self._job = True, job
 
     def fill(self, words: NDArray[np.int32], ahead: Sequence[int] = ()) -> None:
@@ -115,7 +115,7 @@ class Matcher:
             self._matcher.rollback(len(ahead))
 
     def allowed(self, draft: list[int]) -> int:
-        """How many of these tokens may come one after the other, and another one behind them."""
+        """How many of these tokens may come in turn, with another one after them."""
         if self._slow or not self.ready():
             return 0
         with self._spending():
@@ -128,7 +128,7 @@ class Matcher:
         return int(count)
 
     def accept(self, token: int) -> None:
-        """Go on behind a token that the mask allowed. Raises UsageError for a grammar that takes too much."""
+        """Advance by a token that the mask allowed. Raises UsageError for a grammar that takes too much."""
         self._slow = self._spent_s > _SLOW_S
         self._spent_s, self._mask = 0.0, None
         with self._spending():
@@ -146,7 +146,7 @@ class Matcher:
         if self._grammar.left_s < 0:
             raise UsageError(
                 "the grammar takes too long",
-                expected=f"{1000 * _TOKEN_S:g} ms of processor time a token, and {_REQUEST_S:g} s more for a request",
+                expected=f"{1000 * _TOKEN_S:g} ms of processor time per token, and {_REQUEST_S:g} s more per request",
                 next_step="use a simpler one",
             )
         words = np.empty_like(self._grammar.first)
@@ -211,7 +211,7 @@ class GrammarCompiler:
             raise UsageError(f"the {name} cannot be honoured", found=error) from None
         prototype = library.LLMatcher(tokenizer, text, limits=limits, log_level=0)
         words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
-        if not prototype.is_error():  # what takes too much mostly does so at once
+        if not prototype.is_error():  # a grammar that takes too much mostly does so at once
             prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if prototype.is_error():
             raise UsageError(f"the {name} cannot be honoured", found=prototype.get_error().partition("\n")[0])
@@ -229,7 +229,7 @@ _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "
 class _TokenTable:
     """The tokens of each row of logits as llguidance takes them: their bytes, and which are control tokens.
 
-    Rows without a token have no bytes, which no grammar allows. Where no row ends an answer, one behind them does.
+    Rows without a token have no bytes, which no grammar allows. Where no row ends an answer, an extra one does.
     """
 
     is_tokenizer_wrapper = True
@@ -247,17 +247,17 @@ class _TokenTable:
         self._longest = max(map(len, self._texts), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens of what a grammar writes next: text even where it reads like a control token."""
+        """Tokens of a text that a grammar forces, plain text even where it reads like a control token."""
         data = text.encode() if isinstance(text, str) else text
         with suppress(UnicodeDecodeError, MlcpipeError):
-            ids = self._tokenizer.apart.plain_ids(data.decode())
+            ids = self._tokenizer.literal.plain_ids(data.decode())
             written = [self.tokens[index] for index in ids if index < self._rows]
             if b"".join(written) == data and self._texts.keys() >= {*written}:
                 return ids
         return self._longest_tokens(data)
 
     def _longest_tokens(self, data: bytes) -> list[int]:
-        """For what the tokenizer spells otherwise: a normalized text, one with a space before it, or a part of one."""
+        """The longest tokens in turn, for text that the tokenizer would change: it normalizes, or adds a space."""
         ids: list[int] = []
         while data:
             found = (data[:end] for end in range(min(len(data), self._longest), 0, -1))
@@ -270,7 +270,7 @@ class _TokenTable:
 
 
 def _grammars(source: GrammarSource) -> str:
-    """The JSON of llguidance's grammars, of which the first is where an answer starts."""
+    """The JSON of llguidance's grammars, the first of which is the start of an answer."""
     body: Mapping[str, Any]
     if source.kind == "json_schema":
         body = _json_grammar(source.text)

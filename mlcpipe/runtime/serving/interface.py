@@ -1,10 +1,9 @@
-"""What a server asks of an engine: requests go in from any thread, events of their tokens come out."""
+"""The interface of a serving engine: requests go in from any thread, events of their tokens come out."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -21,11 +20,11 @@ from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter
 from mlcpipe.runtime.serving.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
-Wake = Callable[["Many[Stream]"], None]
+Wake = Callable[["Sequence[Stream]"], None]
 
 
 class OverloadedError(ResourceError):
-    """The queue of requests is full, or the engine ends; `retry_after_s` is when to come back."""
+    """The queue of requests is full, or the engine is closing; `retry_after_s`: seconds until a retry makes sense."""
 
     def __init__(self, what: str, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
@@ -34,20 +33,20 @@ class OverloadedError(ResourceError):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One answer that somebody wants.
+    """A prompt, and how to answer it.
 
     tokens      the prompt, one id or more
     max_tokens  most tokens of the answer; the context may end it earlier
-    sampling    how tokens are drawn; its `logprobs` is not read
+    sampling    how tokens are sampled; its `logprobs` is not read
     stop_ids    tokens that end the answer with "stop"; they are in the events
     logprobs    None, or how many alternatives each token reports (0: its own log-probability alone)
-    grammar     what the answer must match, or None
+    grammar     the grammar that the answer must match, or None
     priority    lower goes first, as in vLLM
-    deadline_s  on the clock of `time.monotonic`: then the answer ends with "timeout"
+    deadline_s  when the answer ends with "timeout", on the clock of `time.monotonic`
     namespace   requests share computed prompts within one namespace only
     deterministic  reuse only keys and values that were computed as those of a prompt; answers' differ a little
-    prediction  tokens that the answer may have; they make it faster where it does, and change nothing
-    adapter     what the engine's `load_adapter` gave, or None for the model as it is
+    prediction  tokens that the answer may contain; they make it faster if it does, and never change it
+    adapter     from the engine's `load_adapter`, or None for the model without one
     """
 
     tokens: list[int]
@@ -60,7 +59,7 @@ class Request:
     deadline_s: float | None = None
     namespace: str = ""
     deterministic: bool = False
-    prediction: Many[int] | None = None
+    prediction: Sequence[int] | None = None
     adapter: Adapter | None = None
 
 
@@ -70,9 +69,9 @@ class TokenEvent(NamedTuple):
     token          None where the answer ends without one (timeout, cancelled, error)
     logprob        natural logarithm of its probability after temperature, penalties and grammar
     top            alternatives (token, logprob), best first
-    cached_tokens  tokens of the prompt whose keys and values were there
-    queued_s       seconds that the request waited for its turn
-    prediction     of the last event: tokens of the client's prediction that stand, and that were wrong
+    cached_tokens  tokens of the prompt whose keys and values were cached
+    queued_s       seconds that the request waited in the queue
+    prediction     of the last event: accepted and rejected tokens of the client's prediction
     dropped        tokens of the prompt and the answer that a shifted context has lost so far
     """
 
@@ -99,15 +98,15 @@ class Stream:
 
     @property
     def pending(self) -> int:
-        """Events that nobody took yet."""
+        """Number of events not taken yet."""
         return self._events.qsize()
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event; for engines, who call `wake` afterwards."""
+        """Add an event; for engines, which call `wake` afterwards."""
         self._events.put(event)
 
     def take(self) -> list[TokenEvent]:
-        """The events that came since the last call, without waiting."""
+        """The events since the last call, without waiting."""
         events = []
         while True:
             try:
@@ -126,14 +125,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine did since it began, and does now. Counts are of tokens where they do not say otherwise.
+    """Counters of an engine since its start, and gauges of now. Counts are of tokens unless they say otherwise.
 
     kv_usage         part of the KV cache that is in use, 0 to 1
-    prompt           of prompts that were begun; `cached` of them were not computed again
+    prompt           tokens of admitted prompts, of which `cached` were found computed
     preemptions      of requests
-    swapped_out      whose keys and values were copied to the host, and `swapped_in`, back
-    swap_bytes       of them on the host now
-    drafts           that were checked, of `drafted` tokens, of which `accepted` stand
+    swapped_out      tokens whose keys and values were copied to the host, and `swapped_in`, back
+    swap_bytes       on the host now
+    drafts           number of checked drafts, with `drafted` tokens, of which `accepted` were accepted
     finished         requests by how they ended
     step_s           seconds of computing by part of a step
     """
@@ -156,7 +155,7 @@ class EngineStats:
 
 
 def check_request(request: Request, context_length: int, vocab_size: int, *, shifts: bool = False) -> None:
-    """Raises UsageError for a request that cannot be computed; a context that `shifts` takes any prompt."""
+    """Raises UsageError for a request that cannot be computed; with `shifts` a prompt may exceed the context."""
     ids = request.tokens
     wrong = [token for token in ids if not isinstance(token, int) or not 0 <= token < vocab_size]
     if wrong or not ids:
@@ -175,11 +174,11 @@ def check_request(request: Request, context_length: int, vocab_size: int, *, shi
 
 
 class ServingEngine(Protocol):
-    """An engine with a thread of its own. Every method may be called from any thread and returns at once."""
+    """An engine with its own thread. Every method may be called from any thread and returns at once."""
 
     @property
     def together(self) -> AbstractContextManager[Any]:
-        """Requests that are submitted inside begin together: of equal prompts, one is computed."""
+        """Requests that are submitted inside start together: of equal prompts, one is computed."""
         ...
 
     @property
@@ -189,7 +188,7 @@ class ServingEngine(Protocol):
 
     @property
     def context_shift(self) -> bool:
-        """Whether longer prompts and answers go on without what is dropped."""
+        """Whether longer prompts and answers continue without dropped tokens."""
         ...
 
     @property
@@ -204,7 +203,7 @@ class ServingEngine(Protocol):
 
     @property
     def fault(self) -> str:
-        """Why nothing is computed any more, "" while all is well."""
+        """Why the engine stopped; "" while it runs."""
         ...
 
     def check_queue(self) -> None:
@@ -212,7 +211,7 @@ class ServingEngine(Protocol):
         ...
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
-        """Queue a request; the engine's thread calls `wake` after a step, with all streams of it that have news.
+        """Queue a request; the engine's thread calls `wake` after a step, with all streams of it that have new events.
 
         Raises OverloadedError when the queue is full, and UsageError for a request that cannot be computed.
         """
@@ -222,19 +221,19 @@ class ServingEngine(Protocol):
         """End the stream with this id at the next token, for this reason; nothing happens if it has ended."""
         ...
 
-    def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[tuple[int, list[NDArray[np.int8]]]]:
-        """How many tokens of a prompt are kept, whole pages, and int8[n, unit_bytes] of each state after them."""
+    def copy_prefix(self, tokens: Sequence[int], namespace: str = "") -> Future[tuple[int, list[NDArray[np.int8]]]]:
+        """Number of cached tokens of a prompt, in whole pages, and int8[n, unit_bytes] of each state after them."""
         ...
 
     def restore_prefix(self, saved: SavedChat, namespace: str = "") -> Future[None]:
         """Have prompts that begin with the tokens of a checked file start with its states.
 
-        The result is a ResourceError where the KV cache has no room.
+        The result is a ResourceError if the KV cache has no room.
         """
         ...
 
     def check_adapters(self) -> None:
-        """Raises UsageError where the engine takes no adapters."""
+        """Raises UsageError if the engine takes no adapters."""
         ...
 
     def read_adapter(self, folder: Path, name: str) -> PackedAdapter:
@@ -242,11 +241,11 @@ class ServingEngine(Protocol):
         ...
 
     def load_adapter(self, packed: PackedAdapter) -> Future[Adapter]:
-        """Have requests choose an adapter; the result is a ResourceError where there is no room."""
+        """Make an adapter available to requests; the result is a ResourceError if there is no room."""
         ...
 
     def unload_adapter(self, adapter: Adapter) -> None:
-        """Refuse new requests with an adapter; its room is free once those under way have ended."""
+        """Refuse new requests with an adapter; its room is free once those in progress have ended."""
         ...
 
     def stats(self) -> EngineStats:

@@ -1,4 +1,4 @@
-"""How much a scheduler takes on, and what it has done."""
+"""Limits of a scheduler, and its totals."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """context: tokens of a prompt and its answer. sequences: under way at once. queue: requests that wait.
+    """context: tokens of a prompt and its answer. sequences: admitted at once. queue: requests that wait.
 
-    prefill_chunk and few_rows bound the rows of a forward of each kind. step_s: how long a step may take where somebody
-    waits for the next token. recompute_above: longer sequences have other frequencies of RoPE, so that all is computed
-    anew when an answer gets there (longrope).
+    prefill_chunk and decode_rows bound the rows of a forward of each kind. step_s: how long a step may take while
+    answers wait for their next token. recompute_above: longer sequences have other frequencies of RoPE, so all tokens
+    are recomputed when an answer gets there (longrope).
     """
 
     context: int
     prefill_chunk: int = 512
     sequences: int = 64
     queue: int = 256
-    few_rows: int = 512
+    decode_rows: int = 512
     step_s: float = 0.1
     recompute_above: int | None = None
 
@@ -34,4 +34,4 @@ class Totals:
     rejected: int = 0
     drafts: int = 0
     drafted: int = 0  # tokens of drafts that were checked
-    accepted: int = 0  # of them, those that stand
+    accepted: int = 0  # of them, those that were accepted

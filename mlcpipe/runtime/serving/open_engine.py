@@ -14,8 +14,8 @@ from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.interface import ServingEngine
 from tir_schedules.step_layout import PAGE
 
-_SWAP_SHARE = 0.25  # of the host's free memory, for pages of those that give way on a GPU
-_MEMORY_SHARE = 0.5  # of the free memory that the KV cache takes where nobody says how many sequences
+_SWAP_SHARE = 0.25  # of the host's free memory, for pages of preempted sequences on a GPU
+_MEMORY_SHARE = 0.5  # of the free memory, for the KV cache if the number of sequences is not given
 
 
 def open_engine(
@@ -31,13 +31,13 @@ def open_engine(
     replicas: int = 1,
     swap_bytes: int | None = None,
 ) -> ServingEngine:
-    """An engine over the model, which nobody else may use from now on, nor the draft model.
+    """An engine over the model, which it takes over, like the draft model: do not use them afterwards.
 
     `sequences` of the whole context fit its KV cache at once; None is as many as half of the free memory holds, of
-    which each of so many `replicas` takes its part. `adapter_ranks` of adapters may be loaded at once. `swap_bytes` of
-    the host are for pages of those that give way; None is a part of what is free, where pages can be copied. Raises
-    ResourceError where they would not fit, and UsageError for a context that is too short for `context_shift`, or
-    where pages cannot be copied.
+    which each of `replicas` takes its part. `adapter_ranks` of adapters may be loaded at once. `swap_bytes` of the host
+    are for pages of preempted sequences; None is a share of the free memory, where pages can be copied. Raises
+    ResourceError if they do not fit, and UsageError for a context that is too short for `context_shift`, or if pages
+    cannot be copied.
     """
     models = [one for one in (model, draft_model) if one is not None]
     recurrent = [one.bundle.manifest.model.model_type for one in models if slot_bytes(one.bundle.manifest.states)]
@@ -50,10 +50,10 @@ def open_engine(
         one.release()
     bundle, bundles = model.bundle, [one.bundle for one in models]
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
-    # Beside the pages: what a forward needs, and its logits, of rows of each kind and of a draft head.
+    # Apart from the pages: the memory of a forward, and logits of rows of each kind and of a draft head.
     rest = sum(running_bytes(each.manifest) + _logits_bytes(each) for each in bundles)
     rest += blocks_of(adapter_ranks) * block_bytes(info)
-    # A tensor has the pages of a state.
+    # All pages of a state are in one tensor.
     room_of_tensors = (
         each.device.max_tensor_bytes // state.unit_bytes * PAGE
         for each in bundles
@@ -89,7 +89,7 @@ def open_engine(
 
 
 def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
-    """Bytes of the host for pages, beside the KV cache's, which is in the same memory on many devices."""
+    """Bytes of the host for pages, apart from the KV cache, which is in the same memory on many devices."""
     device = bundle.device
     states = bundle.manifest.states
     if device.on_host or windows_of(states) != (0,) or slot_bytes(states):

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from mlcpipe.bundle.memory import pages_at_once
 from mlcpipe.bundle.states import first_page
-from mlcpipe.runtime.serving.sequence import Request, Sequence
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from tir_schedules.step_layout import PAGE
 
 
 @dataclass(frozen=True)
 class PageGroup:
-    """States that share page ids: `pages` of them, and `window` tokens that a query sees, itself included; 0: all."""
+    """States that share `pages` page ids. A query attends to `window` tokens, itself included; 0: all."""
 
     pages: int
     window: int = 0
@@ -26,12 +26,12 @@ class PageGroup:
         return first_page(self.window, position)
 
     def most(self, tokens: int, chunk: int) -> int:
-        """Pages that a sequence of so many tokens needs at once, computed in chunks of so many rows."""
+        """Pages that a sequence of `tokens` tokens needs at once, computed in chunks of `chunk` rows."""
         return pages_at_once(self.window, tokens, chunk)
 
 
 class PageCopy(NamedTuple):
-    """Copy a page of a group before the step's forwards; no target of a step is a source of it."""
+    """Copy a page of a group before the step's forwards; no target of a step is also a source."""
 
     source: int
     target: int
@@ -66,7 +66,7 @@ class _Units:
         self.uses[page] += 1
 
     def drop(self, page: int) -> bool:
-        """One use less; True where it was the last."""
+        """Drop one use; True if it was the last."""
         self.uses[page] -= 1
         if self.uses[page]:
             return False
@@ -93,7 +93,7 @@ class PagePool:
     request is retried only after one.
 
     A sequence has the states after its computed tokens in `slot`; a step reads that one and writes `next_slot`. That is
-    another one where others use the slot too, or the tree holds it: so forks and checkpoints copy nothing.
+    another one if others use the slot too, or the tree holds it: so forks and checkpoints copy nothing.
     """
 
     def __init__(self, groups: Iterable[PageGroup], slots: int = 0) -> None:
@@ -104,12 +104,12 @@ class PagePool:
         self.frees = 0
         self._copies: list[PageCopy] = []
 
-    def sequence(self, id: int, request: Request) -> Sequence:
+    def sequence(self, id: int, request: ScheduledRequest) -> Sequence:
         """A sequence without pages."""
         return Sequence(id, request, [array("i") for _ in self.groups], [0] * len(self.groups))
 
     def reserve(self, sequence: Sequence, rows: int) -> bool:
-        """Pages for so many more tokens, each to be written by this sequence alone; False, and no change, if not free.
+        """Reserve pages for `rows` more tokens, written by this sequence alone; False, and no change, if not free.
 
         A page that others use too is replaced by a copy; `take_copies` has the pairs. With slots, one for the states.
         """
@@ -136,7 +136,7 @@ class PagePool:
         return True
 
     def missing(self, sequence: Sequence, rows: int) -> list[int]:
-        """By group, how many pages `reserve` would need beyond the free ones; negative where some would be left."""
+        """By group, how many pages `reserve` would need beyond the free ones; negative if some would be left."""
         wanted = -(-(sequence.computed + rows) // PAGE)
         lacking = [
             max(0, wanted - len(table)) + self._shares_end(group, sequence) - len(self.pages[group].free)
@@ -156,7 +156,7 @@ class PagePool:
         return own
 
     def advance(self, sequence: Sequence, rows: int) -> None:
-        """A step has computed so many more tokens of the sequence."""
+        """Record that a step has computed `rows` more tokens of the sequence."""
         sequence.computed += rows
         if sequence.next_slot >= 0:
             before, sequence.slot, sequence.next_slot = sequence.slot, sequence.next_slot, -1
@@ -164,9 +164,9 @@ class PagePool:
                 self.drop(len(self.groups), before)
 
     def repeat(self, sequence: Sequence, rows: int) -> int:
-        """The last of so many rows of a step has to be computed again -> how many rows count.
+        """Record a step of `rows` rows whose last one has to be computed again -> how many rows count.
 
-        States in slots cannot go back by a row, so that of these none does; `Request.redraws` kept the ones before.
+        States in slots cannot go back by a row, so none counts there; `redraws` kept the states before.
         """
         if self.slots is None:
             self.advance(sequence, rows - 1)
@@ -177,23 +177,23 @@ class PagePool:
         return 0
 
     def _shares_end(self, group: int, sequence: Sequence) -> bool:
-        """Whether the page that the next token goes to has tokens already, and is not this sequence's alone."""
+        """Whether the page of the next token has tokens already, and is not this sequence's alone."""
         if not sequence.computed % PAGE:
             return False
         page, pages = sequence.tables[group][sequence.computed // PAGE], self.pages[group]
-        # A copy that is to be made of it is made before anything is written to it.
+        # Planned copies of it are made before anything is written to it.
         copies = sum((copy.source, copy.group) == (page, group) for copy in self._copies)
         return pages.uses[page] - copies > 1 or bool(pages.held[page])
 
     def take_copies(self) -> list[PageCopy]:
-        """The copies that reservations since the last call need before anything is written."""
+        """The copies that reservations since the last call require before anything is written."""
         copies, self._copies = self._copies, []
         for copy in copies:
             self.drop(copy.group, copy.source)
         return copies
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` starts with what `parent` has computed, and its tokens are those of the parent up to there."""
+        """Start `child` with the computed tokens of `parent`, which its own begin with."""
         count = -(-parent.computed // PAGE)
         for group, (pages, table) in enumerate(zip(self.pages, parent.tables)):
             child.tables[group] = table[:count]
@@ -216,9 +216,9 @@ class PagePool:
         sequence.computed = min(sequence.computed, tokens)
 
     def slide(self, sequence: Sequence, tokens: int | None = None) -> None:
-        """Give back what no query of the sequence after `tokens` sees; without them, after those that are computed.
+        """Release pages that no query after the first `tokens` tokens attends to; by default after the computed ones.
 
-        Pages before that are not reserved later.
+        Earlier pages are not reserved later.
         """
         for group, about in enumerate(self.groups):
             if about.window:
@@ -230,7 +230,7 @@ class PagePool:
                 sequence.kept_from[group] = max(first, sequence.kept_from[group])
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence uses nothing; its last page is dropped first, so that a prefix outlives what follows it."""
+        """Release all units of the sequence, its last page first, so that a prefix outlives its continuation."""
         self.truncate(sequence, 0)
         for slot in {sequence.slot, sequence.next_slot} - {-1}:
             self.drop(len(self.groups), slot)
@@ -249,10 +249,10 @@ class PagePool:
         return [UnitCounts(free, idle, all_ - free - idle) for free, idle, all_ in sizes]
 
     def drop(self, group: int, page: int) -> None:
-        """One use of a page, or a slot, less."""
+        """Drop one use of a page, or a slot."""
         if self.units[group].drop(page):
             self.frees += 1
-            # Nobody needs the copy that was to be made here, nor keeps its source.
+            # A planned copy to this page is not needed, and its source not kept.
             for copy in [copy for copy in self._copies if (copy.target, copy.group) == (page, group)]:
                 self._copies.remove(copy)
                 self.drop(group, copy.source)

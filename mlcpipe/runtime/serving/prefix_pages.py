@@ -1,20 +1,22 @@
-"""The states of computed prompts leave the prefix tree and come back, one between two steps."""
+"""Copies states of computed prompts out of the prefix tree and back, one between two steps."""
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Generator
-from collections.abc import Sequence as Many
 
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.serving.core import Core
 from mlcpipe.runtime.serving.executor import UnitBytes
-from mlcpipe.runtime.serving.sequence import Request, Sequence
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from tir_schedules.step_layout import PAGE
 
 
-def copy_prefix(core: Core, tokens: Many[int], namespace: str) -> Generator[None, None, tuple[int, list[UnitBytes]]]:
-    """How many tokens of a prompt are kept, whole pages, and copies int8[n, unit_bytes] of each state after them."""
+def copy_prefix(
+    core: Core, tokens: abc.Sequence[int], namespace: str
+) -> Generator[None, None, tuple[int, list[UnitBytes]]]:
+    """Number of cached tokens of a prompt, in whole pages, and copies int8[n, unit_bytes] of each state after them."""
     sequence = _begun(core, tokens, namespace)
     try:
         states = []
@@ -28,7 +30,7 @@ def copy_prefix(core: Core, tokens: Many[int], namespace: str) -> Generator[None
 
 
 def restore_prefix(core: Core, saved: SavedChat, namespace: str) -> Generator[None, None, None]:
-    """Make the full pages of a checked file findable. Raises ResourceError where the KV cache has no room."""
+    """Make the full pages of a checked file findable. Raises ResourceError if the KV cache has no room."""
     scheduler, end = core.scheduler, len(saved.tokens) // PAGE * PAGE
     if end != len(saved.tokens):
         raise UsageError("a saved prefix", expected=f"a multiple of {PAGE} tokens", found=len(saved.tokens))
@@ -53,9 +55,9 @@ def restore_prefix(core: Core, saved: SavedChat, namespace: str) -> Generator[No
         scheduler.tree.give_back(sequence)
 
 
-def _begun(core: Core, tokens: Many[int], namespace: str) -> Sequence:
-    """A sequence with the pages that are kept of these tokens, all but the last one of a prompt."""
-    request = Request((*tokens, 0), 1, namespace=namespace, deterministic=True)
+def _begun(core: Core, tokens: abc.Sequence[int], namespace: str) -> Sequence:
+    """A sequence that starts with the cached pages of these tokens."""
+    request = ScheduledRequest((*tokens, 0), 1, namespace=namespace, deterministic=True)
     sequence = core.scheduler.pool.sequence(-1, request)
     core.scheduler.tree.take(sequence)
     return sequence

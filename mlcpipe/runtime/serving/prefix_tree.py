@@ -1,11 +1,11 @@
-"""Full pages by what they hold, so that a prompt starts where another one with the same beginning has come to.
+"""Full pages by their tokens, so that a prompt starts where another one with the same beginning ended.
 
 A node is a page: its 16 tokens, after those of its ancestors, compared one by one. The root is chosen by the namespace,
-and by what RoPE's frequencies depend on beside the position. A node also says which of its tokens were computed with
-decode's arithmetic, so that pages which differ in bits are never confused when a request asks for deterministic reuse.
+and by what RoPE's frequencies depend on apart from the position. A node also says which tokens were computed with the
+arithmetic of decode, so that pages which differ in bits are never confused when a request asks for deterministic reuse.
 
-States in slots are what they are after one token: a node may have the slot of those after its last one, a checkpoint,
-and a prompt can start only after such a node.
+States in slots belong to one position: a node may have the slot with the states after its last token, a checkpoint, and
+a prompt can start only after such a node.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from mlcpipe.runtime.serving.sequence import Sequence
 from tir_schedules.step_layout import PAGE
 
 _NONE = -1
-MIN_CHECKPOINT_TOKENS = 64  # between checkpoints that stay: what computing again must cost to be worth a slot
+MIN_CHECKPOINT_TOKENS = 64  # between checkpoints that stay: a slot must save recomputing at least these
 
 
 class Node:
-    """A full page. `children`: tokens -> few mask (`Sequence.few_mask`) -> node.
+    """A full page. `children`: tokens -> `Sequence.decode_mask` -> node.
 
-    `pages`: by group, and last the slot of a checkpoint; -1 where there is none, or none any more.
+    `pages`: by group, and last the slot of a checkpoint; -1 where there is none, or no longer one.
 
-    Below the root is a node without pages for each namespace, which has it for tokens.
+    Below the root is a node without pages for each namespace, with the namespace as its tokens.
     """
 
-    __slots__ = ("children", "few_mask", "pages", "parent", "tokens")
+    __slots__ = ("children", "decode_mask", "pages", "parent", "tokens")
 
-    def __init__(self, parent: Node | None, tokens: Hashable, few_mask: int, pages: list[int]) -> None:
-        self.parent, self.tokens, self.few_mask, self.pages = parent, tokens, few_mask, pages
+    def __init__(self, parent: Node | None, tokens: Hashable, decode_mask: int, pages: list[int]) -> None:
+        self.parent, self.tokens, self.decode_mask, self.pages = parent, tokens, decode_mask, pages
         self.children: dict[Hashable, dict[int, Node]] = {}
 
-    def child(self, tokens: Hashable, few_mask: int) -> Node:
-        """Made if there is none."""
+    def child(self, tokens: Hashable, decode_mask: int) -> Node:
+        """The child, made if there is none."""
         variants = self.children.setdefault(tokens, {})
-        if few_mask not in variants:
-            variants[few_mask] = Node(self, tokens, few_mask, [_NONE] * len(self.pages))
-        return variants[few_mask]
+        if decode_mask not in variants:
+            variants[decode_mask] = Node(self, tokens, decode_mask, [_NONE] * len(self.pages))
+        return variants[decode_mask]
 
 
 class Checkpoint(NamedTuple):
-    """A slot that a sequence left in a node, after so many tokens, and after how many the one before it is."""
+    """A slot that a sequence left in a node, after `tokens` tokens; its checkpoint before is after `before` tokens."""
 
     node: Node
     slot: int
@@ -53,7 +53,7 @@ class Checkpoint(NamedTuple):
 
 
 class Pin:
-    """A prefix that stays; for `PrefixTree.unpin`. `pages`: (group, page) of each use, also of a slot."""
+    """A prefix that stays until `PrefixTree.unpin`. `pages`: (group, page) of each use, also of a slot."""
 
     def __init__(self, pages: list[tuple[int, int]]) -> None:
         self.pages = pages
@@ -63,8 +63,8 @@ class PrefixTree:
     """All full pages that sequences have computed, until their memory is needed.
 
     A sequence uses every page of its path in groups without a window. It drops them from the end, so among the idle
-    pages of such a group the least recently used one is always a leaf. Pages of a window are evicted by themselves:
-    what is after them may still be found, as long as the last window is there.
+    pages of such a group the least recently used one is always a leaf. Pages of a window are evicted separately: later
+    pages may still be found, as long as the last window is there.
 
     recompute_above  prompts longer than this have other frequencies (longrope)
     rope_above       frequencies of longer prompts depend on the length itself (dynamic)
@@ -73,16 +73,16 @@ class PrefixTree:
     def __init__(self, pool: PagePool, recompute_above: int | None = None, rope_above: int | None = None) -> None:
         self.pool = pool
         self.pins: dict[Pin, None] = {}
-        # Called with nodes and their pages of the first group, before anybody else writes to these.
+        # Called with nodes and their pages of the first group, before these are written again.
         self.on_eviction: Callable[[list[tuple[Node, int]]], None] = lambda evicted: None
         self._recompute_above, self._rope_above = recompute_above, rope_above
         self._root = Node(None, (), 0, [_NONE] * len(pool.units))
         self._owners: list[dict[int, Node]] = [{} for _ in pool.units]  # by group, page -> node; last of the slots
-        # Groups whose pages a node loses alone: the others' are needed by all that is below.
+        # Groups whose pages a node loses separately: the others' are needed by all nodes below.
         self._sheds = [bool(group.window) for group in pool.groups] + [True] * (pool.slots is not None)
 
     def match(self, sequence: Sequence) -> list[Node]:
-        """Nodes with which the sequence could start: not its last token, which has to be computed to draw the next."""
+        """Nodes with which the sequence could start; its last token must be computed to sample the next."""
         found: list[Node] = []
         family = self._root.children.get(self.family(sequence))
         if family is None:
@@ -92,7 +92,7 @@ class PrefixTree:
             variants = node.children.get(tuple(tokens[at * PAGE : (at + 1) * PAGE]))
             if variants is None:
                 break
-            best = variants.get(sequence.few_mask(at))
+            best = variants.get(sequence.decode_mask(at))
             if best is None:
                 if exact:
                     break
@@ -102,7 +102,7 @@ class PrefixTree:
         return found[: self._usable(found)]
 
     def _usable(self, nodes: list[Node]) -> int:
-        """With how many of these nodes a sequence can start: all that the token after them needs is there."""
+        """With how many of these nodes a sequence can start: all that the next token needs is there."""
         if not any(self._sheds):
             return len(nodes)
         usable, runs = 0, [0] * len(self.pool.groups)  # pages in a row that are there
@@ -114,7 +114,7 @@ class PrefixTree:
         return usable
 
     def take(self, sequence: Sequence) -> int:
-        """The sequence, which has no pages, starts with those that are found -> how many tokens."""
+        """Start a sequence without pages with those that are found -> how many tokens."""
         nodes = self.match(sequence)
         for group, page, at in self._pages_of(nodes):
             self.pool.units[group].use(page)
@@ -130,9 +130,9 @@ class PrefixTree:
         return sequence.computed
 
     def _pages_of(self, nodes: list[Node]) -> Iterator[tuple[int, int, int]]:
-        """(group, page, its place in the sequence) of what a sequence that starts with these nodes needs.
+        """(group, page, its place in the sequence) of the pages that a sequence needs to start with these nodes.
 
-        Last the slot, if there are any.
+        The slot comes last, if there are any.
         """
         for group, about in enumerate(self.pool.groups):
             for at in range(about.kept_from(len(nodes) * PAGE), len(nodes)):
@@ -145,32 +145,32 @@ class PrefixTree:
         self.pool.release(sequence)
 
     def reserve(self, sequence: Sequence, rows: int) -> bool:
-        """Pages for so many more rows, if need be those of prefixes that nobody uses; False if there are not enough."""
+        """Reserve pages for `rows` more rows, evicting unused prefixes if necessary; False if there are not enough."""
         return self.pool.reserve(sequence, rows) or (
             self.evict(self.pool.missing(sequence, rows)) and self.pool.reserve(sequence, rows)
         )
 
     def can_go_back(self, sequence: Sequence, tokens: int) -> bool:
-        """Whether the sequence has all that follows its first so many tokens: windows and slots have lost some."""
+        """Whether the sequence still has the states after its first `tokens` tokens: windows and slots lose some."""
         slid = any(about.kept_from(tokens) < kept for about, kept in zip(self.pool.groups, sequence.kept_from))
         return tokens == sequence.computed or not (slid or self.pool.slots is not None)
 
     def go_back(self, sequence: Sequence, tokens: int) -> None:
-        """The sequence keeps its first so many tokens, to which it `can_go_back`."""
+        """Keep the first `tokens` tokens of the sequence, to which it `can_go_back`."""
         self.pool.truncate(sequence, tokens)
         while sequence.shared > tokens // PAGE:
             assert sequence.node is not None
             sequence.node, sequence.shared = sequence.node.parent, sequence.shared - 1
 
     def add(self, sequence: Sequence) -> None:
-        """Full pages of the sequence become findable. Where one is known already, the sequence goes on with that one.
+        """Make full pages of the sequence findable. Where one is known already, the sequence continues with that one.
 
-        Its numbers are the same: a row's depend on the tokens before it and on their arithmetic alone.
+        Its numbers are the same: those of a row depend only on the tokens before it and on their arithmetic.
         """
         while sequence.shared < sequence.computed // PAGE:
             at = sequence.shared
             node = sequence.node or self._root.child(self.family(sequence), 0)
-            node = node.child(tuple(sequence.tokens[at * PAGE : (at + 1) * PAGE]), sequence.few_mask(at))
+            node = node.child(tuple(sequence.tokens[at * PAGE : (at + 1) * PAGE]), sequence.decode_mask(at))
             self._share(node, sequence, at)
             sequence.node, sequence.shared = node, at + 1
 
@@ -190,9 +190,9 @@ class PrefixTree:
                 self.pool.drop(group, own)
 
     def checkpoint(self, sequence: Sequence) -> None:
-        """Where the sequence is at the end of a page, a prompt may start after it: its slot is the node's from now on.
+        """Give the slot of a sequence at the end of a page to its node, so that a prompt may start there.
 
-        Its checkpoint before goes where it is too close to the one before that, so that a long answer leaves few.
+        Its previous checkpoint is removed if it is too close to the one before that, so that a long answer leaves few.
         """
         node, slots = sequence.node, self.pool.slots
         if slots is None or node is None or sequence.computed != sequence.shared * PAGE:
@@ -216,9 +216,9 @@ class PrefixTree:
         sequence.checkpoint = Checkpoint(node, sequence.slot, sequence.computed, before)
 
     def checkpoint_before(self, begin: int, end: int) -> int:
-        """Where the last part of a prompt begins whose tokens from `begin` on are computed: `end` if in no parts.
+        """Where to split a prompt whose tokens from `begin` to `end` are computed; `end` for no split.
 
-        There a prompt may start that begins with this one: all but its last token, in whole pages.
+        Prompts that begin with this one may start there: after all but its last token, in whole pages.
         """
         last = (end - 1) // PAGE * PAGE
         return last if self.pool.slots is not None and last - begin >= MIN_CHECKPOINT_TOKENS else end
@@ -230,7 +230,7 @@ class PrefixTree:
             return False
         evicted = []
         for group, (pages, free) in enumerate(wanted):
-            while len(pages.free) < free:  # a page of a group without a window takes those of others along
+            while len(pages.free) < free:  # a page of a group without a window takes the others' along
                 page = next(iter(pages.idle))
                 node = self._owners[group][page]
                 evicted += [(node, page)] if not group else []
@@ -239,7 +239,7 @@ class PrefixTree:
         return True
 
     def _forget(self, node: Node, group: int) -> None:
-        """A page leaves the tree; one of a group without a window takes its node, a leaf, along."""
+        """Remove a page from the tree; one of a group without a window takes its node, a leaf, along."""
         leaf = not self._sheds[group]
         assert not (leaf and node.children)
         for each, page in enumerate(node.pages):
@@ -249,13 +249,13 @@ class PrefixTree:
                 node.pages[each] = _NONE
         while node.parent is not None and not node.children and all(page == _NONE for page in node.pages):
             parent = node.parent
-            del parent.children[node.tokens][node.few_mask]
+            del parent.children[node.tokens][node.decode_mask]
             if not parent.children[node.tokens]:
                 del parent.children[node.tokens]
             node = parent
 
     def discard(self, sequence: Sequence) -> None:
-        """What only this sequence uses is not found any more, nor what follows it: its numbers are not finite, say."""
+        """Remove pages that only this sequence uses, and those below them: for example, if numbers are not finite."""
         node = sequence.node
         for at in reversed(range(sequence.shared)):
             assert node is not None
@@ -272,7 +272,7 @@ class PrefixTree:
         sequence.node, sequence.shared = None, 0
 
     def pin(self, sequence: Sequence) -> Pin:
-        """Keep the full pages of the sequence's prompt, as far as they are computed, until `unpin`."""
+        """Keep the full computed pages of the sequence's prompt until `unpin`."""
         nodes = self.path(sequence)[: len(sequence.request.tokens) // PAGE]
         pin = Pin([(group, page) for group, page, _ in self._pages_of(nodes[: self._usable(nodes)])])
         for group, page in pin.pages:
@@ -289,14 +289,14 @@ class PrefixTree:
         return nodes[::-1]
 
     def unpin(self, pin: Pin) -> None:
-        """The prefix may be evicted again."""
+        """Let the prefix be evicted again."""
         del self.pins[pin]
         for group, page in reversed(pin.pages):
             self.pool.drop(group, page)
 
     def family(self, sequence: Sequence) -> Hashable:
         """Sequences of one family with the same first tokens can share pages."""
-        length, adapter = sequence.few_from, sequence.request.adapter
+        length, adapter = sequence.decode_from, sequence.request.adapter
         namespace = sequence.request.namespace, 0 if adapter is None else adapter.serial
         other = self._recompute_above is not None and length > self._recompute_above
         return namespace, other, 0 if self._rope_above is None else max(length, self._rope_above)
@@ -314,7 +314,7 @@ class PrefixTree:
         held: list[dict[int, Node]] = [{} for _ in self.pool.units]
         for node in self._nodes(self._root):
             assert node.parent is not None
-            assert node.parent.children[node.tokens][node.few_mask] is node
+            assert node.parent.children[node.tokens][node.decode_mask] is node
             assert node.children or any(page != _NONE for page in node.pages)
             for group, page in enumerate(node.pages):
                 assert self._sheds[group] or (page == _NONE) == (node.parent is self._root)

@@ -1,7 +1,7 @@
-"""Who computes what in the next step. No device, and no clock but to see what looking for drafts takes.
+"""The rows that the next step computes. Uses no device, and a clock only to measure the search for drafts.
 
-Who has begun to answer goes on: one row each in every step. Prompts fill up what time is left until `step_s`. A prompt
-gets its pages when it is admitted; where answers grow beyond what there is, the youngest of the lowest class gives way.
+Running answers continue: one row each in every step. Prompts fill the time left until `step_s`. A prompt gets its pages
+when it is admitted; when answers outgrow the pages, the youngest sequence of the lowest class is preempted.
 """
 
 from __future__ import annotations
@@ -9,58 +9,57 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections import deque
-from collections.abc import Sequence as Many
+from collections import abc, deque
 
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.serving.admission import Admission
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Search
 from mlcpipe.runtime.serving.interface import OverloadedError
 from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
-from mlcpipe.runtime.serving.residency import Residency
-from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
-from mlcpipe.runtime.serving.step import NOT_DRAWN, Event, FewRows, ManyRows, Step, accepted
+from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence, State
+from mlcpipe.runtime.serving.step import NOT_DRAWN, DecodeRows, Event, PrefillRows, Step, accepted
 from mlcpipe.runtime.serving.waiting import level
 from tir_schedules.step_layout import PAGE
 
-PATIENCE_S = 2.0  # that shorter prompts may go before a long one
-_LOOK_AHEAD = 16  # waiting requests beyond the free places that are looked at for shorter prompts
+PATIENCE_S = 2.0  # for which shorter prompts may be served before a long one
+_LOOK_AHEAD = 16  # waiting requests beyond the free places, searched for shorter prompts
 _MAX_RETRY_S = 60.0
 
 
 class Scheduler:
-    """Call `expire`, `plan`, compute the step, `settle`, again and again.
+    """Call `expire`, `plan`, compute the step, `settle`, in a loop.
 
     `submit` and `cancel` may come between any two of them, also while the device computes, but before or after the
-    tables of a step are read. What a step computed for a cancelled sequence is thrown away.
+    tables of a step are read. Results of a step for a cancelled sequence are discarded.
 
-    All times are seconds on the caller's clock, that of `Request.arrival`.
+    All times are seconds on the caller's clock, that of `ScheduledRequest.arrival`.
     """
 
     def __init__(self, pool: PagePool, tree: PrefixTree, cost: CostModel, limits: Limits) -> None:
         self.pool, self.tree, self.cost, self.limits = pool, tree, cost, limits
         self.totals = Totals()
-        self.residency = Residency(pool, tree, limits, self.totals)
-        self.residency.on_preemption = self._unplan
+        self.admission = Admission(pool, tree, limits, self.totals)
+        self.admission.on_preemption = self._unplan
         self._ids = itertools.count()
         self._deadlines: list[tuple[float, int, Sequence]] = []
-        self._with_deadline = 0  # of them, when the ended ones were last removed
+        self._with_deadline = 0  # of them, when ended ones were last removed
         self._ends: deque[float] = deque(maxlen=32)
-        self._head: Sequence | None = None  # the long prompt that the last step had for first
+        self._head: Sequence | None = None  # the long prompt that was first in the last step
         self._step = Step(0.0)  # the one being planned
         self._search, self._searched_s = Search(), 0.0
         self.searches = True  # for drafts, in the next step
-        self.held: list[Sequence] = []  # who was left out of the last plan for not being ready
+        self.held: list[Sequence] = []  # left out of the last plan, because they are not ready
 
     @property
     def has_work(self) -> bool:
-        """Whether `plan` has somebody to plan for."""
-        return bool(self.residency.running or self.residency.prefilling or len(self.residency.waiting))
+        """Whether any sequence has not ended."""
+        return bool(self.admission.running or self.admission.prefilling or len(self.admission.waiting))
 
-    def submit(self, request: Request) -> Sequence:
-        """The request waits. Raises UsageError where it could never be served, OverloadedError where too many wait."""
+    def submit(self, request: ScheduledRequest) -> Sequence:
+        """Queue a request. Raises UsageError if it could never be served, OverloadedError if too many wait."""
         tokens, context = len(request.tokens), self.limits.context
         if tokens >= context:
             raise UsageError("the prompt is too long", expected=f"less than {context} tokens", found=tokens)
@@ -68,11 +67,11 @@ class Scheduler:
         for about in self.pool.groups:
             if about.most(most, self.limits.prefill_chunk) > about.pages:
                 raise UsageError("prompt and answer", expected=f"at most {about.pages * PAGE} tokens", found=most)
-        if len(self.residency.waiting) >= self.limits.queue:
+        if len(self.admission.waiting) >= self.limits.queue:
             self.totals.rejected += 1
             raise OverloadedError(f"{self.limits.queue} requests wait already", self.retry_after_s())
         sequence = self.pool.sequence(next(self._ids), request)
-        self.residency.waiting.add(sequence)
+        self.admission.waiting.add(sequence)
         if request.deadline_s is not None:
             if len(self._deadlines) >= 2 * self._with_deadline + 64:  # mostly of requests that have ended
                 self._deadlines = [one for one in self._deadlines if one[2].state is not State.ENDED]
@@ -82,28 +81,28 @@ class Scheduler:
         return sequence
 
     def retry_after_s(self) -> float:
-        """How long the queue may take, from 1 s on: by how fast answers ended lately, or by the work of its prompts."""
+        """How long the queue may take, at least 1 s: by how fast answers ended, or by the work of its prompts."""
         if len(self._ends) > 1 and self._ends[-1] > self._ends[0]:
-            seconds = len(self.residency.waiting) * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+            seconds = len(self.admission.waiting) * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         else:
-            seconds = sum(self.cost.seconds(Load(many=sequence.left)) for sequence in self.residency.waiting)
+            seconds = sum(self.cost.seconds(Load(prefill=sequence.left)) for sequence in self.admission.waiting)
         return min(_MAX_RETRY_S, max(1.0, seconds))
 
     def cancel(self, sequence: Sequence, finish: Finish = Finish.CANCELLED) -> Event | None:
-        """End a sequence and give its pages back; what is under way for it is thrown away. None if it has ended.
+        """End a sequence and release its pages; its part of a running step is discarded. None if it has ended.
 
-        After an ERROR, which says that its numbers are wrong, nobody finds its pages either.
+        After an ERROR, which says that its numbers are wrong, its pages cannot be found either.
         """
         if sequence.state is State.ENDED:
             return None
         if finish is Finish.ERROR:
             self.tree.discard(sequence)
         sequence.finish = finish
-        self.residency.end(sequence)
+        self.admission.end(sequence)
         return Event(sequence, [], finish)
 
     def expire(self, now: float) -> list[Event]:
-        """End those whose deadline has come."""
+        """End the sequences past their deadline."""
         events = []
         while self._deadlines and self._deadlines[0][0] <= now:
             event = self.cancel(heapq.heappop(self._deadlines)[2], Finish.TIMEOUT)
@@ -111,10 +110,10 @@ class Scheduler:
         return events
 
     def plan(self, now: float) -> Step | None:
-        """The next step, or None where nobody can go on."""
+        """The next step, or None if no sequence can continue."""
         self._age_head(now)
         self._step = step = Step(now)
-        self.residency.forking, self.held = 0, []
+        self.admission.forking, self.held = 0, []
         self._searched_s = 0.0
         if self.searches:
             began = time.perf_counter()
@@ -124,22 +123,22 @@ class Scheduler:
         self._make_place()
         self._plan_prompts(step, now)
         step.copies = self.pool.take_copies()
-        return step if step.few or step.many else None
+        return step if step.decode or step.prefill else None
 
     def _draft(self) -> bool:
-        """Drafts for who answers, of the tokens that are worth their rows -> whether they were looked for."""
-        running = self.residency.running
-        room = min(MOST_DRAFTED, self.limits.few_rows - len(running))
+        """Draft for running sequences where the expected gain pays for the extra rows -> whether any drafter ran."""
+        running = self.admission.running
+        room = min(MOST_DRAFTED, self.limits.decode_rows - len(running))
         if room <= 0 or all(one.request.drafter is None for one in running):
             return False
-        load = Load(few=len(running), few_keys=sum(len(one.tokens) for one in running))
+        load = Load(decode=len(running), decode_keys=sum(len(one.tokens) for one in running))
         if not self.cost.may_draft(load, room):
             return False
         drafts: list[Draft] = []
-        tokens: list[tuple[float, int]] = []  # of each draft the next one: (minus how likely it stands, whose it is)
+        tokens: list[tuple[float, int]] = []  # next of each draft: (minus its probability, index of its sequence)
         for index, one in enumerate(running):
             request, draft = one.request, Draft([], 0.0)
-            if request.drafter is not None and self.pool.slots is None:  # states in slots do not go back
+            if request.drafter is not None and self.pool.slots is None:  # states in slots cannot go back
                 left = min(request.max_tokens - one.answer, self.limits.context - len(one.tokens)) - 1
                 draft = request.drafter.propose(one.tokens)
                 draft = draft if len(draft.tokens) <= left else Draft(draft.tokens[: max(0, left)], draft.rate)
@@ -165,25 +164,25 @@ class Scheduler:
         return True
 
     def _plan_answers(self, step: Step) -> None:
-        """A row, and a draft, of each who answers."""
+        """Plan a row, and a draft, of each running sequence."""
         limit = self.limits.recompute_above
-        for sequence in filter(self._ready, list(self.residency.running)):
-            if limit is not None and len(sequence.tokens) + len(sequence.draft) > limit >= sequence.few_from:
-                sequence.draft = []  # whose rows would be of other frequencies
+        for sequence in filter(self._ready, list(self.admission.running)):
+            if limit is not None and len(sequence.tokens) + len(sequence.draft) > limit >= sequence.decode_from:
+                sequence.draft = []  # whose rows would have other frequencies
             while sequence.state is State.RUNNING and not self.tree.reserve(sequence, 1 + len(sequence.draft)):
                 if sequence.draft:
                     sequence.draft = []
                 else:
-                    self.residency.give_way(sequence)
+                    self.admission.preempt_for(sequence)
             if sequence.state is State.RUNNING:
                 tokens = [sequence.tokens[-1], *sequence.draft]
-                step.few.append(FewRows(sequence, tokens, len(tokens)))
+                step.decode.append(DecodeRows(sequence, tokens, len(tokens)))
 
     def _make_place(self) -> None:
         """Preempt a sequence that waits for its mask if a request without an answer needs its place."""
         held = [one for one in self.held if one.state is State.RUNNING]
-        if held and self.residency.places <= 0 and any(not one.answer for one in self.residency.waiting):
-            self.residency.preempt(held[-1])
+        if held and self.admission.places <= 0 and any(not one.answer for one in self.admission.waiting):
+            self.admission.preempt(held[-1])
 
     def _ready(self, sequence: Sequence) -> bool:
         ready = sequence.request.ready()
@@ -192,41 +191,41 @@ class Scheduler:
         return ready
 
     def _plan_prompts(self, step: Step, now: float) -> None:
-        """What else fits: prompts, and answers of who was preempted."""
+        """Plan what else fits: prompts, and preempted answers."""
         rows = self.limits.prefill_chunk
         ordered = self._ordered(now)
         if not ordered:
             self._head = None
             return
         load = step.load
-        if step.few:
+        if step.decode:
             rows = self.cost.prompt_rows(load, self.limits.step_s, ordered[0].computed, rows)
         ordered = self._shorter_first(ordered, rows, now)
-        few_rows = self.limits.few_rows - load.few
-        full = False  # nobody passes a request for which there is no room
+        decode_rows = self.limits.decode_rows - load.decode
+        full = False  # no request overtakes one that has no room
         for sequence in filter(self._ready, ordered):
             if rows <= 0:
                 break
-            if sequence.state is State.WAITING and (full or not self.residency.admit(sequence)):
-                full = full or sequence.behind is None
+            if sequence.state is State.WAITING and (full or not self.admission.admit(sequence)):
+                full = full or sequence.leader is None
                 continue
-            if sequence.computed < sequence.few_from:
-                rows -= self._plan_many(step, sequence, rows)
+            if sequence.computed < sequence.decode_from:
+                rows -= self._plan_prefill(step, sequence, rows)
             else:
-                count = self._plan_few(step, sequence, min(few_rows, self.cost.few_rows_for(rows)))
-                few_rows -= count
-                rows -= -(-count * rows // self.cost.few_rows_for(rows))
+                count = self._plan_decode(step, sequence, min(decode_rows, self.cost.decode_rows_for(rows)))
+                decode_rows -= count
+                rows -= -(-count * rows // self.cost.decode_rows_for(rows))
 
     def _ordered(self, now: float) -> list[Sequence]:
-        """Prompts under way and requests that could be admitted now, with some more, by level."""
-        residency = self.residency
-        if not residency.prefilling and not len(residency.waiting):
+        """Prefilling sequences and requests that could be admitted now, with some more, by level."""
+        admission = self.admission
+        if not admission.prefilling and not len(admission.waiting):
             return []
-        most = len(residency.prefilling) + max(0, residency.places) + _LOOK_AHEAD
-        return list(itertools.islice(residency.waiting.by_level(now, residency.prefilling), most))
+        most = len(admission.prefilling) + max(0, admission.places) + _LOOK_AHEAD
+        return list(itertools.islice(admission.waiting.by_level(now, admission.prefilling), most))
 
     def _shorter_first(self, ordered: list[Sequence], rows: int, now: float) -> list[Sequence]:
-        """A prompt of more than a step lets those of its level that are half as long pass, while its patience lasts."""
+        """Put prompts at most half as long before a first one that exceeds a step, within its level and patience."""
         self._head = head = ordered[0]
         if head.left <= rows or head.passed_s >= PATIENCE_S:
             return ordered
@@ -237,17 +236,17 @@ class Scheduler:
         ]
 
     def _age_head(self, now: float) -> None:
-        """Count the last step for or against the long prompt that was first in it: it should have half of the rows."""
+        """Count the last step for or against the long prompt that was first: it should have had half of the rows."""
         head, step = self._head, self._step
         if head is not None:
-            own = sum(many.rows for many in step.many if many.sequence is head)
-            passed = 2 * own < sum(many.rows for many in step.many)
+            own = sum(rows.rows for rows in step.prefill if rows.sequence is head)
+            passed = 2 * own < sum(rows.rows for rows in step.prefill)
             elapsed = now - step.planned
             head.passed_s = head.passed_s + elapsed if passed else max(0.0, head.passed_s - elapsed)
 
-    def _plan_many(self, step: Step, sequence: Sequence, rows: int) -> int:
-        """Rows of a prompt, up to the end of a page if not all -> how many."""
-        begin, end = sequence.computed, sequence.few_from
+    def _plan_prefill(self, step: Step, sequence: Sequence, rows: int) -> int:
+        """Plan rows of a prompt, up to the end of a page if not all -> how many."""
+        begin, end = sequence.computed, sequence.decode_from
         if end - begin > rows:
             end = max((begin + rows) // PAGE * PAGE, begin + min(rows, PAGE))
         else:
@@ -255,44 +254,44 @@ class Scheduler:
         count = self._reserve_some(step, sequence, end - begin)
         if count:
             ends = begin + count == len(sequence.tokens)
-            drawing = (sequence, *self.residency.alike(sequence)) if ends else ()
-            step.many.append(ManyRows(sequence, begin, count, drawing))
+            drawing = (sequence, *self.admission.same_prompt(sequence)) if ends else ()
+            step.prefill.append(PrefillRows(sequence, begin, count, drawing))
         return count
 
-    def _plan_few(self, step: Step, sequence: Sequence, rows: int) -> int:
-        """Rows of an answer that was preempted -> how many."""
+    def _plan_decode(self, step: Step, sequence: Sequence, rows: int) -> int:
+        """Plan rows of an answer that was preempted -> how many."""
         count = self._reserve_some(step, sequence, min(sequence.left, max(0, rows)))
         if count:
             begin = sequence.computed
             tokens = sequence.tokens[begin : begin + count]
-            step.few.append(FewRows(sequence, tokens, int(count == sequence.left)))
+            step.decode.append(DecodeRows(sequence, tokens, int(count == sequence.left)))
         return count
 
     def _reserve_some(self, step: Step, sequence: Sequence, rows: int) -> int:
-        """Pages for so many rows, or for less, or for none where answers took what a prompt was promised."""
-        residency = self.residency
+        """Reserve pages for `rows` rows, or fewer, or none if answers took those promised to a prompt -> how many."""
+        admission = self.admission
         while rows and not self.tree.reserve(sequence, rows):
             if rows > PAGE:
                 rows = (rows - 1) // PAGE * PAGE
-            elif step.few or step.many or not residency.give_way(sequence):
+            elif step.decode or step.prefill or not admission.preempt_for(sequence):
                 return 0
         return rows
 
     def _unplan(self, sequence: Sequence) -> None:
-        """The sequence gives way, perhaps after its rows were planned."""
+        """Remove the rows of a preempted sequence, if any were planned."""
         step = self._step
-        step.few = [rows for rows in step.few if rows.sequence is not sequence]
-        step.many = [rows for rows in step.many if rows.sequence is not sequence]
+        step.decode = [rows for rows in step.decode if rows.sequence is not sequence]
+        step.prefill = [rows for rows in step.prefill if rows.sequence is not sequence]
 
-    def settle(self, step: Step, drawn: Many[int], now: float) -> list[Event]:
-        """`drawn` has a token for each row with logits -> what each sequence got."""
-        swap, load = self.residency.swap, step.load
+    def settle(self, step: Step, drawn: abc.Sequence[int], now: float) -> list[Event]:
+        """Apply a step's results: `drawn` has a token for each row with logits -> new tokens of each sequence."""
+        swap, load = self.admission.swap, step.load
         elapsed = now - step.planned - (0.0 if swap is None else swap.take_seconds())
         self.cost.observe(load, elapsed)
-        answers, drafted = len(step.few), load.few > len(step.few)
+        answers, drafted = len(step.decode), load.decode > len(step.decode)
         events: list[Event] = []
         at = 0
-        for sequence, tokens, logits in step.few:
+        for sequence, tokens, logits in step.decode:
             draft, got = sequence.draft, drawn[at : at + logits]
             at += logits
             if sequence.state is not State.ENDED:
@@ -308,27 +307,29 @@ class Scheduler:
                 self._got(sequence, kept, events, now)
                 if draft:
                     self.pool.truncate(sequence, sequence.computed)
-        if self._searched_s and step.few and not step.many:
+        if self._searched_s and step.decode and not step.prefill:
             saved = 0.0
             if drafted:
-                alone = self.cost.few_seconds(Load(few=answers, few_keys=load.few_keys * answers // load.few))
+                alone = self.cost.decode_seconds(
+                    Load(decode=answers, decode_keys=load.decode_keys * answers // load.decode)
+                )
                 saved = alone * sum(len(event.tokens) for event in events) / answers - (elapsed - self._searched_s)
             self._search.learn(self._searched_s, saved, elapsed)
         self.searches = self._search.pays()
-        for sequence, _, count, drawing in step.many:
+        for sequence, _, count, drawing in step.prefill:
             got = drawn[at : at + len(drawing)]
             at += len(drawing)
             if sequence.state is State.ENDED:
                 continue
             late = got[:1] == [NOT_DRAWN]
-            if late and self.pool.slots is not None:  # who waits with the same prompt cannot fork, and waits on
+            if late and self.pool.slots is not None:  # those with the same prompt cannot fork, and keep waiting
                 self.pool.repeat(sequence, count)
                 continue
             self.pool.advance(sequence, count)
             if not drawing:
                 self._got(sequence, (), events, now)
             for one, token in zip(drawing, got):
-                if token != NOT_DRAWN and (one is sequence or self.residency.fork(sequence, one)):
+                if token != NOT_DRAWN and (one is sequence or self.admission.fork(sequence, one)):
                     self._got(one, (token,), events, now)
             if late:
                 sequence.computed -= 1
@@ -342,8 +343,8 @@ class Scheduler:
         if sequence.request.drafter is not None:
             sequence.request.drafter.checked(drafted, right)
 
-    def _got(self, sequence: Sequence, tokens: Many[int], events: list[Event], now: float) -> None:
-        """The sequence was computed further; of the drawn tokens all but the last are computed too."""
+    def _got(self, sequence: Sequence, tokens: abc.Sequence[int], events: list[Event], now: float) -> None:
+        """Append sampled tokens to a computed sequence; all but the last of them are computed too."""
         pushed: list[int] = []
         for token in tokens:
             sequence.push(token, self.limits.context)
@@ -361,15 +362,15 @@ class Scheduler:
             events.append(Event(sequence, pushed, sequence.finish))
         if sequence.finish is not None:
             self._ends.append(now)
-            self.residency.end(sequence)
+            self.admission.end(sequence)
         elif sequence.shift(self.limits.context) or self._crossed(sequence):
             self.pool.release(sequence)
-            sequence.few_from = len(sequence.tokens)
-            self.residency.move(sequence, State.PREFILLING)
-        elif sequence.left == 1 and sequence.computed >= sequence.few_from:
-            self.residency.move(sequence, State.RUNNING)
+            sequence.decode_from = len(sequence.tokens)
+            self.admission.move(sequence, State.PREFILLING)
+        elif sequence.left == 1 and sequence.computed >= sequence.decode_from:
+            self.admission.move(sequence, State.RUNNING)
 
     def _crossed(self, sequence: Sequence) -> bool:
-        """Whether RoPE's frequencies are others from now on."""
+        """Whether RoPE's frequencies change from now on."""
         limit = self.limits.recompute_above
-        return limit is not None and len(sequence.tokens) > limit >= sequence.few_from
+        return limit is not None and len(sequence.tokens) > limit >= sequence.decode_from

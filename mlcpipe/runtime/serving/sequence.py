@@ -1,4 +1,4 @@
-"""What a client asks for, and how far its answer is."""
+"""Requests as the scheduler takes them, and the sequences that answer them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from mlcpipe.runtime.serving.prefix_tree import Checkpoint, Node
 
 PRIORITIES = (-1, 0, 1)
-_ALL_FEW = (1 << PAGE) - 1
+_ALL_DECODE = (1 << PAGE) - 1
 
 
 @dataclass(frozen=True)
-class Request:
-    """A prompt, and how to go on from it.
+class ScheduledRequest:
+    """A prompt, and how to continue it.
 
     tokens         ids of the prompt, one or more
     max_tokens     of the answer, >= 1
-    params         how tokens are drawn; for the executor, nothing here reads it
-    stop_ids       ids that end the answer; the one that ended it is part of it
-    priority       -1, 0 or 1; a class that may take pages and places from a lower one
-    deadline_s     when the answer ends with what there is; on the clock of `arrival`
+    params         how tokens are sampled; for the executor, nothing here reads it
+    stop_ids       ids that end the answer, which includes the one that ended it
+    priority       -1, 0 or 1; a class that may preempt lower ones
+    deadline_s     when the answer ends as it is; on the clock of `arrival`
     namespace      pages are shared inside it only, and among requests with one adapter
-    arrival        seconds on any clock, the one that the scheduler is called with
-    keep           the pages of the prompt stay when the answer has ended, for those who begin alike
-    deterministic  take only pages whose tokens were computed as this request would compute them. Others may differ by
-                   the arithmetic of prompts against that of answers
+    arrival        seconds on the scheduler's clock
+    keep           the pages of the prompt stay after the answer, for prompts with the same beginning
+    deterministic  take only pages whose tokens were computed as this request would compute them. Others may differ in
+                   bits: prefill and decode differ in arithmetic
     drafter        proposes the next tokens of the answer, for this request alone
     adapter        of the model's projections, or None
-    shifts         the answer goes on where the context is full, without what is dropped
-    ready          whether its next token can be drawn; it is left out of steps before
-    redraws        the row of a token may be computed again, as its mask came late
+    shifts         when the context is full, the answer continues without the tokens that are dropped
+    ready          whether its next token can be sampled; steps leave the sequence out until then
+    redraws        the row of a token may be computed again, because its mask came late
 
     Raises UsageError.
     """
@@ -71,7 +71,7 @@ class Request:
 
 
 class State(enum.Enum):
-    """WAITING has no pages. PREFILLING has tokens to compute before its next one is drawn, RUNNING only its last."""
+    """WAITING has no pages. PREFILLING has tokens to compute before its next one is sampled, RUNNING only its last."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -91,32 +91,31 @@ class Finish(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A request under way.
+    """A request and its answer so far.
 
-    tokens      prompt and answer, without those that are dropped; the last one drawn is not computed yet
+    tokens      prompt and answer, without those that are dropped; the last sampled one is not computed yet
     dropped     tokens that the context has lost
-    few_from    tokens before it are computed as prompt rows ("many"), those from it on with decode's arithmetic
-                ("few"): the length of the prompt, or of what was computed anew when RoPE's frequencies changed or the
-                context was shifted
-    computed    the keys and values of so many tokens are in pages
+    decode_from tokens before it are computed as prefill rows, those from it on as decode rows: the length of the
+                prompt, or of the text that was recomputed when RoPE's frequencies changed or the context was shifted
+    computed    number of tokens whose keys and values are in pages
     tables      by group of pages, the page of each 16 tokens; -1 where a window has left them behind
     kept_from   by group, the first page that has not been left behind
     slot        where the states after the computed tokens are, -1: before the first token, or a model without slots
-    next_slot   where the step under way writes them, -1: there is none
+    next_slot   where the running step writes them, -1: there is none
     checkpoint  the last one that this sequence left in the prefix tree
-    node        the deepest node of the prefix tree that this sequence uses, and `shared`, how deep it is
+    node        the deepest node of the prefix tree that this sequence uses, at depth `shared`
     cached      tokens of the prompt that were found when the request was first admitted
     draft       proposed tokens after the last one
-    passed_s    how long shorter prompts went before this one, less how long it was served since
-    behind      the sequence that computes the beginning of this one, up to `behind_tokens`
+    passed_s    how long shorter prompts were served before this one, less how long it was served since
+    leader      the sequence that computes the beginning of this one, up to `leader_tokens`
     """
 
     id: int
-    request: Request
+    request: ScheduledRequest
     tables: list[array[int]]
     kept_from: list[int]
     tokens: list[int] = field(init=False)
-    few_from: int = field(init=False)
+    decode_from: int = field(init=False)
     state: State = State.WAITING
     computed: int = 0
     slot: int = -1
@@ -129,39 +128,39 @@ class Sequence:
     dropped: int = 0
     preemptions: int = 0
     passed_s: float = 0.0
-    behind: Sequence | None = None
-    behind_tokens: int = 0
+    leader: Sequence | None = None
+    leader_tokens: int = 0
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
-        self.few_from = len(self.tokens)
+        self.decode_from = len(self.tokens)
 
     @property
     def left(self) -> int:
-        """Tokens that are known and not computed."""
+        """Number of tokens that are known and not computed."""
         return len(self.tokens) - self.computed
 
     @property
     def answer(self) -> int:
-        """How many tokens of the answer are drawn."""
+        """Number of sampled tokens of the answer."""
         return self.dropped + len(self.tokens) - len(self.request.tokens)
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """Who goes first: the higher priority, then the earlier arrival."""
+        """Sort key: the higher priority first, then the earlier arrival."""
         return (-self.request.priority, self.request.arrival, self.id)
 
-    def few_mask(self, page: int) -> int:
-        """Bit i: token i of this page is computed as a few row."""
-        return _ALL_FEW << max(0, self.few_from - page * PAGE) & _ALL_FEW
+    def decode_mask(self, page: int) -> int:
+        """Bit i: token i of this page is computed as a decode row."""
+        return _ALL_DECODE << max(0, self.decode_from - page * PAGE) & _ALL_DECODE
 
     def rope_length(self, position: int) -> int:
         """The length that RoPE's frequencies at this position follow: of the whole prompt, or up to the token."""
-        return max(self.few_from, position + 1)
+        return max(self.decode_from, position + 1)
 
     def push(self, token: int, context: int) -> None:
-        """Append a drawn token; sets `finish` where it ends the answer."""
+        """Append a sampled token; sets `finish` if it ends the answer."""
         self.tokens.append(token)
         request = self.request
         if token in request.stop_ids:
@@ -170,7 +169,7 @@ class Sequence:
             self.finish = Finish.LENGTH
 
     def shift(self, context: int) -> bool:
-        """Drop tokens where the context is full; whether it was. Its caller has what is left computed anew."""
+        """Drop tokens if the context is full; whether it was. The caller must recompute the remaining tokens."""
         dropped = tokens_to_drop(len(self.tokens), context)
         if dropped:
             self.tokens = without_dropped(self.tokens, dropped)

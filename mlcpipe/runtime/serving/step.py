@@ -1,8 +1,8 @@
-"""What one step computes, and what comes of it."""
+"""What one step computes, and its results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections import abc
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,13 +10,13 @@ from mlcpipe.runtime.serving.cost_model import Load
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
 
-NOT_DRAWN = -1  # in the place of a token: the row is computed again
+NOT_DRAWN = -1  # instead of a token: the row is computed again
 
 
-class FewRows(NamedTuple):
-    """Rows with decode's arithmetic: the token drawn last and a draft, or tokens of an answer that is computed anew.
+class DecodeRows(NamedTuple):
+    """Rows with decode's arithmetic: the last sampled token and a draft, or tokens of an answer that is recomputed.
 
-    They follow the computed tokens of the sequence. Logits are wanted of the last `logits` of them.
+    They follow the computed tokens of the sequence. The last `logits` of them give logits.
     """
 
     sequence: Sequence
@@ -24,11 +24,11 @@ class FewRows(NamedTuple):
     logits: int
 
 
-class ManyRows(NamedTuple):
-    """Rows with the arithmetic of prompts: `rows` tokens from `begin` on.
+class PrefillRows(NamedTuple):
+    """Rows with prefill's arithmetic: `rows` tokens from `begin` on.
 
-    Where the prompt ends, a token is drawn from the last row for each of `drawing`: for the sequence itself, then for
-    those that waited with the same prompt and start from its pages.
+    Where the prompt ends, a token is sampled from the last row for each of `drawing`: the sequence itself, then those
+    that waited with the same prompt and start from its pages.
     """
 
     sequence: Sequence
@@ -38,7 +38,7 @@ class ManyRows(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Tokens that a sequence got, and why it ended if it did."""
+    """New tokens of a sequence, and why it ended if it did."""
 
     sequence: Sequence
     tokens: list[int]
@@ -47,37 +47,37 @@ class Event(NamedTuple):
 
 @dataclass
 class Step:
-    """First `copies`, then the forward of `few`, then that of `many`; then a token is drawn for each row with logits.
+    """First `copies`, then the forward of `decode`, then of `prefill`; then a token is sampled per row with logits.
 
-    The tokens, or NOT_DRAWN, go to `Scheduler.settle` in the order of rows: few, many.
+    The tokens, or NOT_DRAWN, go to `Scheduler.settle` in the order of rows: decode, prefill.
     """
 
     planned: float
-    few: list[FewRows] = field(default_factory=list)
-    many: list[ManyRows] = field(default_factory=list)
+    decode: list[DecodeRows] = field(default_factory=list)
+    prefill: list[PrefillRows] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
 
     @property
     def load(self) -> Load:
         """For the cost model: row i of a sequence attends i + 1 keys."""
-        few_keys = few = many_keys = many = 0
-        for rows in self.few:
+        decode_keys = decode = prefill_keys = prefill = 0
+        for rows in self.decode:
             count = len(rows.tokens)
-            few += count
-            few_keys += count * rows.sequence.computed + count * (count + 1) // 2
-        for _, begin, count, _ in self.many:
-            many += count
-            many_keys += count * begin + count * (count + 1) // 2
-        return Load(few, few_keys, many, many_keys)
+            decode += count
+            decode_keys += count * rows.sequence.computed + count * (count + 1) // 2
+        for _, begin, count, _ in self.prefill:
+            prefill += count
+            prefill_keys += count * begin + count * (count + 1) // 2
+        return Load(decode, decode_keys, prefill, prefill_keys)
 
     @property
     def draws(self) -> int:
         """Rows with logits."""
-        return sum(rows.logits for rows in self.few) + sum(len(rows.drawing) for rows in self.many)
+        return sum(rows.logits for rows in self.decode) + sum(len(rows.drawing) for rows in self.prefill)
 
 
-def accepted(draft: Many[int], drawn: Many[int]) -> list[int]:
-    """The tokens that stand: each drawn one, as long as the draft before it was what had been drawn."""
+def accepted(draft: abc.Sequence[int], drawn: abc.Sequence[int]) -> list[int]:
+    """The accepted tokens: each sampled one, as long as the drafted token before it equals the sampled one."""
     kept = list(drawn[:1])
     for proposed, token in zip(draft, drawn[1:]):
         if proposed != kept[-1]:

@@ -1,15 +1,14 @@
 """Pages of preempted sequences in the host's memory, where copying them is cheaper than computing their tokens again.
 
-A preempted sequence leaves its full pages to the prefix tree. Those that the tree gives up while it waits are copied to
-the host, the last ones first, and back when it gets under way again, as far as they follow what the tree still has.
+A preempted sequence leaves its full pages to the prefix tree. Those that the tree evicts while it waits are copied to
+the host, the last ones first, and back when it is admitted again, if they follow the pages that the tree still has.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import abc, defaultdict
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,11 +28,11 @@ _FAILURES = (MlcpipeError, RuntimeError, MemoryError)  # of a device, or of the 
 class PageCopier(Protocol):
     """Copies pages of all layers."""
 
-    def copy_out(self, ids: Many[int]) -> NDArray[np.int8]:
-        """A copy int8[n, layers, bytes] of these pages."""
+    def copy_out(self, ids: abc.Sequence[int]) -> NDArray[np.int8]:
+        """A copy int8[n, bytes] of these pages."""
         ...
 
-    def copy_in(self, ids: Many[int], pages: NDArray[np.int8]) -> None:
+    def copy_in(self, ids: abc.Sequence[int], pages: NDArray[np.int8]) -> None:
         """Replace these pages."""
         ...
 
@@ -50,8 +49,8 @@ class Swap:
     """At most `room` bytes of pages on the host, and the seconds and tokens of the copies.
 
     A page is copied out where 2 bytes / rate < the seconds that its tokens' rows and keys would take. `rate`, in bytes
-    a second, is measured by copies out when this is made and ever after; the costs are those of the steps so far. A
-    copy that fails costs its tokens to be computed again, and nothing else. A page that two want counts twice.
+    per second, is measured by every copy out, the first ones at construction; the costs are those of the steps so far.
+    After a failed copy the tokens are computed again. A page that two sequences need counts twice.
     """
 
     def __init__(
@@ -66,7 +65,9 @@ class Swap:
         self.rate = 0.0
         self._copier, self._tree, self._cost, self._clock = copier, tree, cost, clock
         self._waiting: dict[Sequence, _Waiting] = {}
-        self._wanted: dict[Node, list[tuple[Sequence, int]]] = defaultdict(list)  # whose page it is, at which place
+        self._wanted: dict[Node, list[tuple[Sequence, int]]] = defaultdict(
+            list
+        )  # the sequences of a page, with its place
         tree.on_eviction = self._save
         for _ in range(2):  # the first copy of a device allocates what later ones need
             self.rate = 0.0
@@ -74,19 +75,19 @@ class Swap:
         self.seconds = 0.0
 
     def take_seconds(self) -> float:
-        """What copies took since the last call."""
+        """Seconds of copies since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
     def watch(self, sequence: Sequence) -> None:
-        """A sequence is about to be preempted: save what the tree gives up of its pages."""
+        """From now on save evicted pages of a sequence, which is about to be preempted."""
         nodes = self._tree.path(sequence)
         self._waiting[sequence] = _Waiting(nodes)
         for place, node in enumerate(nodes):
             self._wanted[node].append((sequence, place))
 
     def forget(self, sequence: Sequence) -> dict[int, NDArray[np.int8]]:
-        """The sequence waits no more -> its pages on the host by place."""
+        """Stop saving pages of the sequence -> those on the host by place."""
         waiting = self._waiting.pop(sequence, None)
         if waiting is None:
             return {}
@@ -99,9 +100,9 @@ class Swap:
         return waiting.pages
 
     def restore(self, sequence: Sequence, reserve: Callable[[Sequence, int], bool]) -> None:
-        """A sequence that has what the tree still had goes on with what follows on the host.
+        """Copy back the pages that follow those of the tree, with which the sequence was admitted.
 
-        `reserve` makes room for so many more tokens of it.
+        `reserve(sequence, tokens)` makes room for more tokens of it.
         """
         pages, begin = self.forget(sequence), sequence.shared
         end = begin
@@ -120,18 +121,18 @@ class Swap:
         sequence.computed = end * PAGE
         self._tree.add(sequence)
 
-    def is_cheaper(self, few_mask: int, place: int) -> bool:
-        """Whether to copy a page out and back takes less than its rows: bits of `few_mask` have decode's arithmetic."""
-        few, keys = few_mask.bit_count(), place * PAGE + (PAGE + 1) // 2  # of a row, on average
-        load = Load(few, few * keys, PAGE - few, (PAGE - few) * keys)
+    def is_cheaper(self, decode_mask: int, place: int) -> bool:
+        """Whether copying a page out and back takes less time than its rows, those of `decode_mask` as decode rows."""
+        decode, keys = decode_mask.bit_count(), place * PAGE + (PAGE + 1) // 2  # of a row, on average
+        load = Load(decode, decode * keys, PAGE - decode, (PAGE - decode) * keys)
         return self.rate > 0 and 2 * self.page_bytes / self.rate < self._cost.row_seconds(load)
 
     def _save(self, evicted: Iterable[tuple[Node, int]]) -> None:
-        """Copy those of (node, page) that somebody wants, is better off with, and has room for."""
+        """Copy those of (node, page) that a waiting sequence needs, if that is cheaper and fits."""
         saved: list[tuple[int, list[tuple[Sequence, int]]]] = []
         for node, page in evicted:
             owners = self._wanted.pop(node, [])
-            cheaper = bool(owners) and self.is_cheaper(node.few_mask, owners[0][1])
+            cheaper = bool(owners) and self.is_cheaper(node.decode_mask, owners[0][1])
             if kept := [owner for owner in owners if cheaper and self._take_room(owner[0])]:
                 saved.append((page, kept))
         if not saved:
@@ -147,7 +148,7 @@ class Swap:
         self.tokens_out += len(saved) * PAGE
 
     def _take_room(self, sequence: Sequence) -> bool:
-        """Room for a page of the sequence; its last page on the host, which follows all others, goes for one before."""
+        """Make room for a page of the sequence, if necessary by dropping its last page on the host."""
         pages = self._waiting[sequence].pages
         if self.bytes + self.page_bytes > self.room and pages:
             del pages[max(pages)]
@@ -156,7 +157,7 @@ class Swap:
         self.bytes += there * self.page_bytes
         return there
 
-    def _read(self, ids: Many[int]) -> NDArray[np.int8]:
+    def _read(self, ids: abc.Sequence[int]) -> NDArray[np.int8]:
         began = self._clock()
         try:
             pages = self._copier.copy_out(ids)

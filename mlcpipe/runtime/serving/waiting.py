@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator
 
 from mlcpipe.runtime.serving.sequence import PRIORITIES, Sequence, State
 
-AGING_S = 5.0  # of waiting are worth a class
+AGING_S = 5.0  # of waiting raise the level by a class
 
 
 def level(sequence: Sequence, now: float) -> int:
-    """The class of a sequence that is not served, raised by its age."""
+    """The class of a waiting sequence, raised by its age."""
     return sequence.request.priority + int((now - sequence.request.arrival) / AGING_S)
 
 
 class WaitingQueue:
-    """Lists by class, each in order of arrival, in which a sequence's level only falls: merging them sorts all."""
+    """A list per class, in order of arrival, along which the level never rises: merging the lists sorts all."""
 
     def __init__(self) -> None:
         self._classes: dict[int, list[Sequence]] = {priority: [] for priority in PRIORITIES}
@@ -30,15 +30,15 @@ class WaitingQueue:
             yield from sequences
 
     def add(self, sequence: Sequence) -> None:
-        """At the place of its arrival."""
+        """Insert by arrival."""
         insort(self._classes[sequence.request.priority], sequence, key=order)
 
     def remove(self, sequence: Sequence) -> None:
-        """It is in the queue."""
+        """Remove a sequence of the queue."""
         remove(self._classes[sequence.request.priority], sequence)
 
     def by_level(self, now: float, prefilling: Iterable[Sequence]) -> Iterator[Sequence]:
-        """All that wait and those whose prompts are under way: by level, then those under way, then by arrival."""
+        """All waiting and prefilling sequences: by level, then prefilling ones first, then by arrival."""
 
         def key(sequence: Sequence) -> tuple[int, bool, float, int]:
             request = sequence.request
@@ -48,7 +48,7 @@ class WaitingQueue:
 
 
 def remove(ordered: list[Sequence], sequence: Sequence) -> None:
-    """From a list in the order of `Sequence.order`."""
+    """Remove from a list in the order of `Sequence.order`."""
     at = bisect_left(ordered, order(sequence), key=order)
     assert ordered[at] is sequence
     del ordered[at]

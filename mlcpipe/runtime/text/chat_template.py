@@ -23,10 +23,10 @@ from mlcpipe.runtime.text.template_sandbox import LimitError, Sandbox
 
 MAX_SOURCE = 256 << 10  # characters; templates with tools and reasoning have about 3000
 _MAX_STRFTIME = 256  # characters of a date format
-_HERE = "the message goes on from here "
+_HERE = "the message continues here "
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
-# All that a template's code can raise. KeyboardInterrupt goes through.
+# Everything that a template's code can raise. KeyboardInterrupt goes through.
 _FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,

@@ -43,7 +43,7 @@ class Part:
 
 
 class HarmonyReader:
-    """Takes an answer's text, with its marks, as it comes; gives back parts of messages.
+    """Takes an answer's text, with its marks, piece by piece; returns parts of messages.
 
     An answer that does not begin with a header is one message on the channel `final`.
     """
@@ -60,14 +60,14 @@ class HarmonyReader:
         return self._header is None and self._part.channel == ANALYSIS
 
     def push(self, text: str) -> list[Part]:
-        """What is certain now."""
+        """The parts that are certain now."""
         out: list[Part] = []
         while text:
             text = self._read_text(text, out) if self._header is None else self._read_header(self._header + text, out)
         return out
 
     def finish(self) -> list[Part]:
-        """The rest, when no more comes; a header that was not ended is nothing."""
+        """The rest, at the end of the answer; an unfinished header is dropped."""
         if self._header is None:
             rest = self._matcher.flush()
             return [self._of(rest)] if rest else []
@@ -124,7 +124,7 @@ class HarmonyText:
         return "".join(map(self._shown, self._reader.push(self._stream.push(token_id))))
 
     def flush(self) -> str:
-        """The rest, when no more tokens come."""
+        """The rest, after the last token."""
         parts = self._reader.push(self._stream.flush()) + self._reader.finish()
         end = _THINK_END if self._last == ANALYSIS and not any(part.begins for part in parts) else ""
         return "".join(map(self._shown, parts)) + end.rstrip()

@@ -22,5 +22,5 @@ def open_tokenizer(bundle: Path, *, decodes: bool = True) -> Tokenizer:
         for path in (bundle / "config.json", bundle / "generation_config.json")
     )
     tokenizer = Tokenizer.load(bundle, generation_config=generation, config=config, decodes=decodes)
-    tvm_runtime.trim()  # with 128,000 tokens reading it takes 80 MiB more than it holds
+    tvm_runtime.trim()  # with 128,000 tokens reading takes 80 MiB more than the result
     return tokenizer

@@ -1,4 +1,4 @@
-"""Added and special tokens: what the files beside tokenizer.json add to it and override.
+"""Added and special tokens: additions and overrides from the files beside tokenizer.json.
 
 The rules are those of transformers 5.23 (`_from_pretrained` in `tokenization_utils_base.py`, `__init__` of
 `TokenizersBackend`):
@@ -43,7 +43,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What all files together say.
+    """The special tokens of all files together.
 
     named  `bos_token` and so on, and names of the model's own; None is a token that the model is said not to have
     extra  special tokens without a name
@@ -127,7 +127,7 @@ def _extra(
         extra += _tokens(more, _MAP)
     special = [token for token in extra if more or token.content in stated]
     if isinstance(more, Mapping) or more is None and (stated is None or isinstance(stated, Mapping)):
-        # Nothing has taken the place of the older name.
+        # No newer name replaces the older one.
         unused = settings.get(_OLD_EXTRA) if settings.get(_EXTRA) else None
         extra = _tokens(mapped.get(_OLD_EXTRA), _MAP) if _OLD_EXTRA in mapped else _tokens(unused, SETTINGS)
     return by_name, extra, special
@@ -203,7 +203,7 @@ def _added_tokens(folder: Path, special: set[str]) -> dict[int, AddedToken]:
 
 
 def _with(library: tokenizers.Tokenizer, tokens: Iterable[AddedToken], rebuilt: bool) -> tokenizers.Tokenizer:
-    """The library with these tokens; what it skips once it skips for good, whatever a later flag says."""
+    """The library with these tokens; a skipped token stays skipped, whatever a later flag says."""
     present = {token.content: token.__getstate__() for token in library.get_added_tokens_decoder().values()}
     flags: dict[str, dict[str, Any]] = {}
     for token in tokens:

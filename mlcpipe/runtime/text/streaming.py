@@ -1,7 +1,7 @@
 """Turn generated token ids into text that is safe to show at once.
 
-Two things hold text back: a character whose bytes have not all come, and the longest suffix that may still become
-a stop string. Each token costs time in its own length only, never in the length of the text so far.
+Two things hold text back: a character whose bytes are not complete, and the longest suffix that may still become a
+stop string. A token takes time by its own length, not by that of the text so far.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_RUN_BYTES = 48
 
 
 class TextStream:
-    """Feeds on token ids, gives back text; one object for one answer.
+    """Takes token ids, returns text; one object per answer.
 
     `push(token_id)` returns what can be shown now, `flush()` the rest when generation ends for another reason
     (length). `stopped` is "stop" once an id of `eos_ids` or a stop string came. The texts together are
@@ -60,7 +60,7 @@ class TextStream:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text; None where something else did, or nothing yet."""
+        """The stop string that ended the text; None if something else did, or nothing yet."""
         return None if self._stops is None else self._stops.found
 
     def push(self, token_id: int) -> str:
@@ -90,7 +90,7 @@ class TextStream:
         return self._release(text) if text else ""
 
     def flush(self) -> str:
-        """The text still held back, when no more tokens come; "" after a stop."""
+        """The withheld text, after the last token; "" after a stop."""
         return "" if self.stopped is not None else self._finish()
 
     def _finish(self) -> str:
@@ -139,7 +139,7 @@ class TextStream:
         return text
 
     def _replaced_run(self) -> str:
-        """The library's rule: a run that is not UTF-8 as a whole is one U+FFFD a byte."""
+        """The library's rule: a run that is not UTF-8 as a whole is one U+FFFD per byte."""
         count = len(self._run)
         self._run.clear()
         return "\N{REPLACEMENT CHARACTER}" * count
@@ -177,7 +177,7 @@ class StopMatcher:
         self.rest = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text to show, whether a stop string is complete); what follows goes on as if it came first."""
+        """(text to show, whether a stop string is complete); text after it is treated as a new beginning."""
         root, state = self._root, self._state
         for index, char in enumerate(text):
             child = state.children.get(char)

@@ -1,6 +1,6 @@
 """A Jinja environment that bounds the time and memory of an untrusted chat template, in this process.
 
-What protects, and from what:
+Protections:
 
 * `jinja2.sandbox.ImmutableSandboxedEnvironment`: no private attributes, no changes of lists and mappings. On top of it
   methods are an allowlist, and there is no include, import, extends or block.
@@ -71,11 +71,11 @@ _WIDE_FORMAT = re.compile(r"\d{5}|\*|:[^{}]*\{")  # a width over 9999, or one th
 
 
 class LimitError(TemplateRuntimeError):
-    """A template wants more than its budget, or something that a chat template has no use for."""
+    """A template exceeds its budget, or uses something that no chat template needs."""
 
 
 class Budget:
-    """What one rendering may use; `inputs`, the caller's data, widens it. `stand_ins` say what characters stand for."""
+    """The limits of one rendering; `inputs`, the caller's data, widens them. `stand_ins` maps them to characters."""
 
     def __init__(self, inputs: object, stand_ins: Mapping[int, str]) -> None:
         escapes = {code: str(escape(char)) for code, char in stand_ins.items()}
@@ -95,7 +95,7 @@ class Budget:
             raise LimitError(f"more than {MAX_SECONDS:g} seconds of processor time")
 
     def fits(self, text: int = 0, items: int = 0) -> None:
-        """Refuses a value of so many characters or items before it is made."""
+        """Refuses a value of `text` characters or `items` items before it is made."""
         if text > self._max_text:
             raise LimitError(f"a text of {text} characters, more than {self._max_text}")
         if items > self._max_items:
@@ -193,7 +193,7 @@ class _Namespace(Namespace):
 
 
 class _Guard(NodeTransformer):
-    """Passes what has no function of its own in compiled code through a filter that counts it."""
+    """Routes operations without a function in compiled code through a filter that counts them."""
 
     def __init__(self, environment: Sandbox) -> None:
         self._environment = environment
@@ -300,7 +300,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.tests = {name: _counted(name, function) for name, function in TESTS.items()}
 
     def render(self, template: Any, variables: dict[str, Any], stand_ins: Mapping[int, str]) -> str:
-        """The text of `template`. Raises LimitError, and what the template itself makes fail."""
+        """The text of `template`. Raises LimitError, and exceptions of the template's code."""
         text: str = template.render({**variables, _BUDGET: Budget(variables, stand_ins)})
         return text
 

@@ -22,7 +22,7 @@ def encode_text(
 ) -> EncodedText:
     """A text, or two that belong together, with special tokens around them.
 
-    `cut` takes as much from the end of the longer one as is beyond `limit` tokens; else UsageError names their number.
+    With `cut`, tokens beyond `limit` are cut from the end of the longer one; else UsageError names their number.
     Raises TokenizerError.
     """
     parts = [tokenizer.encoding(one) for one in (text, pair) if one is not None]
@@ -41,7 +41,7 @@ def encode_text(
 
 
 def too_long(tokens: int, limit: int) -> UsageError:
-    """The error for a text that no chunk has room for."""
+    """The error for a text of more tokens than a chunk."""
     return UsageError(
         "the text is too long", expected=f"at most {limit} tokens", found=tokens,
         next_step="shorten it, or ask for it to be cut",
@@ -49,7 +49,7 @@ def too_long(tokens: int, limit: int) -> UsageError:
 
 
 def _cut(lengths: list[int], room: int) -> list[int]:
-    """How much of each text is left: the longer one is cut first."""
+    """The remaining length of each text: the longer one is cut first."""
     if len(lengths) == 1:
         return [room]
     shorter = min(*lengths, room // 2)

@@ -40,7 +40,7 @@ def byte_level_table() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one token adds to the decoded text: `data`, and whether it is one byte of a byte-fallback run."""
+    """A token's part of the decoded text: `data`, and whether it is one byte of a byte-fallback run."""
 
     data: bytes
     is_byte: bool = False

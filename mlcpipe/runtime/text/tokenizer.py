@@ -11,9 +11,9 @@ from typing import Any
 import tokenizers
 
 from mlcpipe.errors import LongTextError, TemplateError, TokenizerError
-from mlcpipe.runtime.text.apart import ApartEncoder
 from mlcpipe.runtime.text.chat_template import ChatTemplate
 from mlcpipe.runtime.text.contents import ContentMarks
+from mlcpipe.runtime.text.literal_messages import LiteralEncoder
 from mlcpipe.runtime.text.special_tokens import NAMES, SpecialTokens
 from mlcpipe.runtime.text.token_bytes import DecoderRules, Piece, parse_decoder
 from mlcpipe.runtime.text.tokenizer_calls import guarded, interruptible
@@ -21,7 +21,9 @@ from mlcpipe.runtime.text.tokenizer_classes import read_library
 from mlcpipe.runtime.text.tokenizer_files import SETTINGS, TOKENIZER, chat_templates, read_object
 from mlcpipe.runtime.text.tokenizer_limits import check_library
 
-MAX_NORMALIZED_BYTES = 128 << 20  # of a text, as long as the tokenizer can make it; it takes some 20 times that
+MAX_NORMALIZED_BYTES = (
+    128 << 20
+)  # of the longest text after all steps of the tokenizer; encoding takes some 20 times that
 _NOTHING = Piece(b"")
 
 
@@ -78,7 +80,7 @@ class Tokenizer:
         if decodes:
             self.rules  # noqa: B018 (raises)
         if self.bos_token_id is None and "bos_token" not in special.named:
-            # Without tokenizer_config.json; a `null` there says that the model takes no BOS (Qwen2).
+            # Without tokenizer_config.json; a `null` there means a model without BOS (Qwen2).
             self.bos_token_id = min(_ids(config, "bos_token_id"), default=None)
         named = {self._id_of(name) for name in ("eos_token", "eot_token")} - {None}
         text_config = config.get("text_config")
@@ -94,8 +96,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of `text`; special tokens written in the text become their ids.
 
-        `add_special_tokens` adds what the tokenizer puts around a plain text (BOS); a rendered chat template
-        has written those already. Raises TokenizerError for text that is not valid Unicode, and for a token
+        `add_special_tokens` adds the tokens around a plain text (BOS); a rendered chat template has them
+        already. Raises TokenizerError for text that is not valid Unicode, and for a token
         that the model has no embedding row for.
         """
         return self.with_rows(self._encoding(self.library, text, add_special_tokens).ids)
@@ -105,7 +107,7 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation: `extras` go to the chat template, as in `ChatTemplate.render`.
 
-        A control token that is written in a message or in an extra is encoded as the text that it is, unless
+        A control token that is written in a message or in an extra is encoded as text, unless
         `allow_control_tokens`. Without one the ids equal those of transformers. Raises TemplateError, UsageError,
         and what `encode` raises.
         """
@@ -113,7 +115,7 @@ class Tokenizer:
         if allow_control_tokens:
             return self.encode(template.render(messages, **extras))
         marked, stand_ins = template.render_marked(messages, self.marks, **extras)
-        return self.with_rows(self.apart.encode(marked, stand_ins))
+        return self.with_rows(self.literal.encode(marked, stand_ins))
 
     def check_length(self, chars: int) -> None:
         """Raises LongTextError for a text of more characters than `encode` takes."""
@@ -138,27 +140,27 @@ class Tokenizer:
 
     @cached_property
     def rules(self) -> DecoderRules:
-        """How single tokens become bytes. Raises TokenizerError where that needs more than the token."""
+        """How single tokens become bytes. Raises TokenizerError if that needs more than the token."""
         decoder = self.library.decoder
         return parse_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
 
     @property
     def control_token_ids(self) -> frozenset[int]:
         """Tokens that steer the model: no text of a message becomes one of them."""
-        return frozenset(self.apart.control)
+        return frozenset(self.literal.control)
 
     @cached_property
-    def apart(self) -> ApartEncoder:
-        """Control tokens are the special ones and those that end an answer; an unknown word is none."""
+    def literal(self) -> LiteralEncoder:
+        """Control tokens here are the special ones and those that end an answer; an unknown word is none."""
         texts = {index: token.content for index, token in self._added.items() if token.special}
         texts |= {index: text for index in self.eos_token_ids if (text := self._token(index)) is not None}
         unknown = self.special_tokens.get("unk_token"), getattr(self.library.model, "unk_token", None)
         control = {index: text for index, text in texts.items() if text.strip() and text not in unknown}
-        return ApartEncoder(self.library, control, lambda library, text: self._encoding(library, text))
+        return LiteralEncoder(self.library, control, lambda library, text: self._encoding(library, text))
 
     @cached_property
     def marks(self) -> ContentMarks:
-        return ContentMarks(self.apart.control.values())
+        return ContentMarks(self.literal.control.values())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, exactly as the library decodes it; broken UTF-8 becomes U+FFFD."""
@@ -216,7 +218,7 @@ class Tokenizer:
         return self._compiled[name]
 
     def template_name(self, tools: object) -> str:
-        """The chat template that transformers takes: `tool_use`, if there is one, where there are tools."""
+        """The name of the chat template, as in transformers: with tools `tool_use`, if there is one."""
         return "tool_use" if tools is not None and "tool_use" in self.chat_templates else "default"
 
     def control_tokens(self, texts: Sequence[str]) -> set[int]:
@@ -238,7 +240,7 @@ class Tokenizer:
         self.check_length(len(text))
 
         def encode() -> tokenizers.Encoding:
-            # Only the call for many texts lets go of the interpreter.
+            # Only the call for several texts releases the GIL.
             return library.encode_batch([text], add_special_tokens=around)[0]
 
         return guarded("cannot encode the text", self._folder, lambda: interruptible(encode))
@@ -265,7 +267,7 @@ class Tokenizer:
         try:
             text = self.chat_template().render(messages, add_generation_prompt=False)
         except TemplateError:
-            # Reported when somebody chats; a broken template must not stop raw generation.
+            # Reported by chats; a broken template must not stop raw generation.
             return set()
         _, found, tail = text.rpartition(answer)
         if not found:

@@ -1,4 +1,4 @@
-"""Calls into the `tokenizers` library: its panics become errors, and Ctrl-C ends the wait for one that takes long."""
+"""Calls into the `tokenizers` library: its panics become errors, and Ctrl-C ends the wait for long calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def guarded(what: str, where: object, call: Callable[[], T]) -> T:
     try:
         return call()
     except BaseException as error:
-        # A panic is pyo3's PanicException, a BaseException with no importable name. KeyboardInterrupt goes on.
+        # A panic is pyo3's PanicException, a BaseException with no importable name. KeyboardInterrupt propagates.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise TokenizerError(what, where=where, found=str(error)[:200]) from error
         raise
 
 
 class _Worker(threading.Thread):
-    """Runs calls, one after the other, until it is told to end."""
+    """Runs calls in turn until it is told to end."""
 
     def __init__(self) -> None:
         super().__init__(name="tokenizer", daemon=True)
@@ -48,9 +48,9 @@ _idle: list[_Worker] = []  # of the main thread
 
 
 def interruptible(call: Callable[[], T]) -> T:
-    """Runs a call that lets go of the interpreter so that Ctrl-C, which the main thread gets, ends the wait for it.
+    """Runs a call that releases the GIL in a worker, so that Ctrl-C in the main thread ends the wait for it.
 
-    The call itself goes on, and the worker that has it ends with it.
+    The call itself continues, and its worker ends with it.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()

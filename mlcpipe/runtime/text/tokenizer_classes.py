@@ -1,7 +1,7 @@
-"""What transformers' class of a tokenizer adds to its files: named tokens, options, and what is put around a text.
+"""Additions of transformers' tokenizer classes to the files: named tokens, options, and tokens around a text.
 
 The class is chosen as transformers 5.23 does (`tokenization_auto.py`). The steps of a tokenizer.json stay, though: some
-classes build others in their place (`GPT2Tokenizer` drops the `Digits` of SmolLM), which no model was trained with.
+classes replace them (`GPT2Tokenizer` drops the `Digits` of SmolLM), which no model was trained with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REGISTERED = {
     **dict.fromkeys(("mistral", "mixtral", "modernbert", "olmo2", "phi3"), ""),
 }
 _END = "<|endoftext|>"
-# What a class calls its tokens where the files do not name them.
+# A class's named tokens, for files without these names.
 _NAMED = {
     BERT: {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]",
            "mask_token": "[MASK]"},
@@ -48,7 +48,7 @@ _BERT_OPTIONS = {
 def read_library(
     folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
-    """The library's tokenizer with all its tokens, and what the files say of them.
+    """The library's tokenizer with all its tokens, and the files' special tokens.
 
     `settings` is tokenizer_config.json, `config` the model's config.json. Raises TokenizerError.
     """
@@ -104,7 +104,7 @@ def _steps(step: Any) -> Iterator[Any]:
 def _put_around(
     library: tokenizers.Tokenizer, settings: Mapping[str, Any], kind: str, named: Mapping[str, str]
 ) -> None:
-    """BERT's tokens, else BOS and EOS where the settings ask for them; a tokenizer.json has its own and asks nobody."""
+    """BERT's tokens, else BOS and EOS where the settings ask for them; a tokenizer.json states its own."""
     sides = {"begin": "cls" if kind == BERT else "bos", "end": "sep" if kind == BERT else "eos"}
     entries = {
         side: {"id": side, "ids": [library.token_to_id(text)], "tokens": [text]}

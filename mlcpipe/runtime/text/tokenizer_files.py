@@ -1,6 +1,6 @@
 """Read the files of a tokenizer from a checkpoint or bundle folder: data only, size-limited, no code of the model.
 
-What the files beside the vocabulary say of tokens is read in `special_tokens.py`.
+`special_tokens.py` reads the tokens of the files beside the vocabulary.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _stated_templates(stated: object, where: Path) -> dict[str, str]:
 def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
     """The library's tokenizer from tokenizer.json, else from the vocabulary of a class. Raises TokenizerError.
 
-    `kind` is the name of transformers' class, "" for none. Without tokenizer.json nothing is put around a text yet.
+    `kind` is the name of transformers' class, "" for none. Without tokenizer.json no tokens are put around a text yet.
     """
     path = folder / TOKENIZER
     if path.exists():

@@ -1,4 +1,4 @@
-"""Bounds of what a tokenizer.json may cost: how much a text can grow, and how long a regular expression can try.
+"""Bounds the cost of a tokenizer.json: the growth of a text, and the time of a regular expression.
 
 A text goes through normalizers, pre-tokenizers and a post-processor one after the other, so their factors multiply.
 Sizes of the known steps: https://github.com/huggingface/tokenizers (`tokenizers/src/{normalizers,pre_tokenizers}/`),
@@ -44,7 +44,7 @@ def check_source(source: str) -> None:
 
 
 def check_library(library: tokenizers.Tokenizer) -> float:
-    """The growth of a tokenizer that was read. Raises TokenizerError beyond the limits."""
+    """Checks the growth of a loaded tokenizer. Raises TokenizerError beyond the limits."""
     if getattr(library.model, "max_input_chars_per_word", 0) > MAX_WORD_CHARS:
         raise _refusal("the longest word of WordPiece", MAX_WORD_CHARS, library.model.max_input_chars_per_word)
     steps = {name: getattr(library, name) for name in _STEPS}
@@ -52,7 +52,7 @@ def check_library(library: tokenizers.Tokenizer) -> float:
 
 
 def growth(steps: Mapping[str, Any]) -> float:
-    """By how much the steps of a tokenizer.json can make a text longer. Raises TokenizerError beyond the limits."""
+    """By which factor the steps of a tokenizer.json can lengthen a text. Raises TokenizerError beyond the limits."""
     factor = 1.0
     added = 0
     for step in (part for name in ("normalizer", "pre_tokenizer") for part in parts(steps.get(name))):
@@ -166,11 +166,10 @@ _KNOWN = (
 
 
 def check_pattern(source: str) -> None:
-    """Refuses a pattern that can take exponential time, and syntax that is not known here. Raises TokenizerError.
+    """Refuses a pattern that can take exponential time, and unknown syntax. Raises TokenizerError.
 
     Oniguruma backtracks. A pattern without an unbounded repetition around a choice, and with few bounded choices
-    after each other, takes polynomial time. All but one of the
-    patterns of published tokenizers that we know are of this kind.
+    after each other, takes polynomial time. All but one of the known patterns of published tokenizers are of this kind.
     """
     if source in _KNOWN:
         return

@@ -10,7 +10,7 @@ import pytest
 
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.errors import TemplateError, TokenizerError, UsageError
-from mlcpipe.runtime.serving.step import ManyRows
+from mlcpipe.runtime.serving.step import PrefillRows
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -217,8 +217,8 @@ def interrupt_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, cal
 
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("_executor._many", 1), ("_executor.many", 1), ("_recorder.run", 1), ("_executor._few", 3),
-     ("_executor.few", 4), ("step", 2), ("_recorder.run", 5), ("prefill", 1), ("_continue", 1),
+    [("_executor._prefill", 1), ("_executor.prefill", 1), ("_recorder.run", 1), ("_executor._decode", 3),
+     ("_executor.decode", 4), ("step", 2), ("_recorder.run", 5), ("prefill", 1), ("_continue", 1),
      ("_tree.reserve", 3), ("_pool.advance", 2), ("_pool.slide", 4)],
 )  # fmt: skip
 def test_ctrl_c_anywhere(tiny: Engine, name: str, call: int) -> None:
@@ -245,8 +245,8 @@ def test_no_kernel_gets_no_rows(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -
     """A part of a prompt that draws no token computes logits of a row all the same."""
     tiny.generate(PROMPT, sampling=GREEDY, max_tokens=1, ignore_eos=True)
     executor, shapes = tiny._model._executor, []
-    monkeypatch.setattr(executor, "_many", lambda ids, wanted, step, logits, *_: shapes.append((wanted, logits)))
-    executor.many([ManyRows(tiny._model._sequence, 0, 4)]).launch()
+    monkeypatch.setattr(executor, "_prefill", lambda ids, wanted, step, logits, *_: shapes.append((wanted, logits)))
+    executor.prefill([PrefillRows(tiny._model._sequence, 0, 4)]).launch()
     ((wanted, logits),) = shapes
     assert wanted.shape[0] == logits.shape[0] == 1
 

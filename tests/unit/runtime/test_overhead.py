@@ -12,7 +12,7 @@ import pytest
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.model import LoadedModel
-from mlcpipe.runtime.serving.step import FewRows
+from mlcpipe.runtime.serving.step import DecodeRows
 
 pytestmark = pytest.mark.alone
 
@@ -53,7 +53,7 @@ def bare_steps(model: LoadedModel, sample: Clock) -> None:
     token = 0
     for _ in range(TOKENS):
         device.put(draw_tensor, draw)
-        logits = model._executor.few([FewRows(model._sequence, [token], 1)]).launch()
+        logits = model._executor.decode([DecodeRows(model._sequence, [token], 1)]).launch()
         logits = tvm_runtime.view(logits, (1, *logits.shape))
         sampled = sample(logits, temperature, top_p, top_k, min_p, draw_tensor)
         token = int(tvm_runtime.array(device.read(sampled))[0])
@@ -69,8 +69,8 @@ def test_python_takes_little_of_a_token(
     """Processor time against that of a bare loop over the same calls, measured after it; the best of several pairs."""
     model = demo._model
     params = SamplingParams(temperature=0.7, top_p=0.95, seed=1, **extra)
-    step, sample = Clock(model._executor._few), Clock(model.bundle.library.function("sample"))
-    monkeypatch.setattr(model._executor, "_few", step)
+    step, sample = Clock(model._executor._decode), Clock(model.bundle.library.function("sample"))
+    monkeypatch.setattr(model._executor, "_decode", step)
     monkeypatch.setattr(model._sampler, "_sample", sample)
     engine_s, bare_s = [], []
     for _ in range(ROUNDS):

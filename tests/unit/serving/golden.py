@@ -1,9 +1,9 @@
 """Traces of requests and the plans for them, for every runtime that schedules: all have to make the same plans.
 
-`python -m tests.unit.serving.golden` writes `golden/*.json` anew. Each has the limits, the pages, the costs of the cost
+`python -m tests.unit.serving.golden` writes `golden/*.json` again. Each has the limits, the pages, the costs of the cost
 model (which does not learn), and turns; `slots` are those of states, if there are any. In a turn requests come (`submit`), then some go (`cancel`), both at time `now`;
-deadlines pass (`expired`); a step is planned or none (null), with the page tables of each of its sequences, few before
-many; the device draws tokens (`drawn`) until `settled`, and the sequences get them (`events`). Sequences are numbered in
+deadlines pass (`expired`); a step is planned or none (null), with the page tables of each of its sequences, decode
+before prefill; the device draws tokens (`drawn`) until `settled`, and the sequences get them (`events`). Sequences are numbered in
 the order of submission. Page ids are part of the plan: free pages are taken from the end of a list to which they return.
 """
 
@@ -34,10 +34,12 @@ def step_json(step: Step | None, slots: bool) -> Any:
     """Rows, copies and tables; [sequence, tokens, rows with logits], [sequence, begin, rows, [who draws]]."""
     if step is None:
         return None
-    sequences: list[Sequence] = [rows.sequence for rows in (*step.few, *step.many)]
+    sequences: list[Sequence] = [rows.sequence for rows in (*step.decode, *step.prefill)]
     return {
-        "few": [[rows.sequence.id, rows.tokens, rows.logits] for rows in step.few],
-        "many": [[rows.sequence.id, rows.begin, rows.rows, [one.id for one in rows.drawing]] for rows in step.many],
+        "decode": [[rows.sequence.id, rows.tokens, rows.logits] for rows in step.decode],
+        "prefill": [
+            [rows.sequence.id, rows.begin, rows.rows, [one.id for one in rows.drawing]] for rows in step.prefill
+        ],
         "copies": [list(copy) for copy in step.copies],
         "tables": [[list(table) for table in sequence.tables] for sequence in sequences],
     } | ({"slots": [[sequence.slot, sequence.next_slot] for sequence in sequences]} if slots else {})
@@ -107,9 +109,9 @@ def classes() -> Recording:
 
 
 def few_pages() -> Recording:
-    """Answers outgrow the pages: eviction, preemption, protection, answers computed anew as few rows."""
+    """Answers outgrow the pages: eviction, preemption, protection, answers recomputed as decode rows."""
     rng = random.Random(2)
-    simulation = Recording((PageGroup(14),), Limits(160, prefill_chunk=64, sequences=6, few_rows=12, step_s=0.1))
+    simulation = Recording((PageGroup(14),), Limits(160, prefill_chunk=64, sequences=6, decode_rows=12, step_s=0.1))
     for _ in range(9):
         simulation.submit(words(rng, rng.randint(10, 60)), rng.randint(30, 90), priority=rng.choice((0, 0, 1)))
         for _ in range(3):

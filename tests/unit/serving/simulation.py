@@ -12,13 +12,13 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from mlcpipe.runtime.serving.batch import StepBuffer, few_spans, many_spans
+from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_spans
 from mlcpipe.runtime.serving.cost_model import CostModel
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageCopy, PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.scheduler import Scheduler
-from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
+from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence, State
 from mlcpipe.runtime.serving.step import NOT_DRAWN, Event, Step
 from tir_schedules.step_layout import (
     KEYS,
@@ -37,9 +37,9 @@ VOCAB = 1000
 COSTS = (20e-3, 2e-3, 20e-3, 1e-3, 1e-6, 0.2e-6)
 
 
-def digest(before: int, token: int, few: bool) -> int:
+def digest(before: int, token: int, decode: bool) -> int:
     """Of a token and all before it, 64 bits (Knuth's generator of that size)."""
-    return ((before ^ (2 * token + few)) * 6364136223846793005 + 1442695040888963407) % 2**64
+    return ((before ^ (2 * token + decode)) * 6364136223846793005 + 1442695040888963407) % 2**64
 
 
 def drawn(of: int) -> int:
@@ -64,7 +64,7 @@ class Memory:
             places = self.places[group]
             places[target * PAGE : (target + 1) * PAGE] = places[source * PAGE : (source + 1) * PAGE]
 
-    def forward(self, step: list[int], tokens: list[int], roots: list[int], few: bool) -> list[int]:
+    def forward(self, step: list[int], tokens: list[int], roots: list[int], decode: bool) -> list[int]:
         """Store each row after what its tables lead to -> its digest. `roots`: of each sequence, before any token."""
         digests = []
         reads, writes = (
@@ -84,7 +84,7 @@ class Memory:
                 seen = [self._read(group, step, tables[group], position) for group in range(len(self.groups))]
                 shortest = min(seen, key=len)
                 assert None not in seen[0] and all(one[len(one) - len(shortest) :] == shortest for one in seen)
-                made = digest(seen[0][-1] if position else roots[s], tokens[row], few)
+                made = digest(seen[0][-1] if position else roots[s], tokens[row], decode)
                 for group, places in enumerate(self.places):
                     places[step[tables[group] + position // PAGE] * PAGE + position % PAGE] = made
                 assert step[step[PLACE] + row] == step[tables[0] + position // PAGE] * PAGE + position % PAGE
@@ -134,7 +134,7 @@ class Simulation:
     def submit(self, tokens: Iterable[int], max_tokens: int = 8, **rest: object) -> Sequence:
         """A request that arrives now."""
         rest = {"redraws": self.redraws, **rest}
-        request = Request(tuple(tokens), max_tokens, arrival=self.now, **rest)  # type: ignore[arg-type]
+        request = ScheduledRequest(tuple(tokens), max_tokens, arrival=self.now, **rest)  # type: ignore[arg-type]
         sequence = self.scheduler.submit(request)
         self.sequences.append(sequence)
         self.times[sequence] = []
@@ -168,27 +168,27 @@ class Simulation:
             late = self.late()
             tokens_drawn.extend(NOT_DRAWN if late else drawn(one) for one in digests)
 
-        if step.few:
-            tokens = [token for rows in step.few for token in rows.tokens]
-            made = self._forward(few_spans(step.few), tokens, few=True)
-            for rows in step.few:
+        if step.decode:
+            tokens = [token for rows in step.decode for token in rows.tokens]
+            made = self._forward(decode_spans(step.decode), tokens, decode=True)
+            for rows in step.decode:
                 mine, made = made[: len(rows.tokens)], made[len(rows.tokens) :]
                 draw(mine[len(mine) - rows.logits :])
-        if step.many:
-            tokens = [token for s, begin, count, _ in step.many for token in s.tokens[begin : begin + count]]
-            made = self._forward(many_spans(step.many), tokens, few=False)
-            for rows in step.many:
+        if step.prefill:
+            tokens = [token for s, begin, count, _ in step.prefill for token in s.tokens[begin : begin + count]]
+            made = self._forward(prefill_spans(step.prefill), tokens, decode=False)
+            for rows in step.prefill:
                 mine, made = made[: rows.rows], made[rows.rows :]
                 for _ in rows.drawing:
                     draw(mine[-1:])
         return tokens_drawn
 
-    def _forward(self, spans: list, tokens: list[int], few: bool) -> list[int]:
+    def _forward(self, spans: list, tokens: list[int], decode: bool) -> list[int]:
         limit = self.recompute_above
         for one, begin, rows in spans:
-            assert limit is None or one.few_from > limit or begin + rows <= limit  # else of two kinds of frequencies
+            assert limit is None or one.decode_from > limit or begin + rows <= limit  # else of two kinds of frequencies
         roots = [zlib.crc32(repr(self.tree.family(span.sequence)).encode()) for span in spans]
-        return self.memory.forward(self._buffer.fill(spans).tolist(), tokens, roots, few)
+        return self.memory.forward(self._buffer.fill(spans).tolist(), tokens, roots, decode)
 
     def deliver(self, events: list[Event]) -> None:
         """Note when tokens came."""
@@ -217,7 +217,7 @@ class Simulation:
 
 
 def alone(
-    request: Request, groups: tuple[PageGroup, ...], recompute_above: int | None = None, slots: int = 0
+    request: ScheduledRequest, groups: tuple[PageGroup, ...], recompute_above: int | None = None, slots: int = 0
 ) -> list[int]:
     """The tokens of a request that has an empty device for itself."""
     big = tuple(replace(group, pages=512) for group in groups)

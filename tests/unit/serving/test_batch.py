@@ -13,14 +13,14 @@ import pytest
 from mlcpipe.runtime.serving import batch
 from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
-from mlcpipe.runtime.serving.sequence import Request, Sequence
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from tir_schedules import step_layout as header
 from tir_schedules.step_layout import PAGE
 
 
 def sequences(pool: PagePool, rng: random.Random, count: int, tokens: int) -> list[Sequence]:
     """With pages in no order, and the last few of their tokens not computed."""
-    made = [pool.sequence(i, Request((1,) * rng.randint(1, tokens), 9)) for i in range(count)]
+    made = [pool.sequence(i, ScheduledRequest((1,) * rng.randint(1, tokens), 9)) for i in range(count)]
     growing = list(made)
     while growing:
         one = rng.choice(growing)

@@ -156,7 +156,7 @@ def test_a_failing_kernel_ends_its_requests_and_the_engine_goes_on(
         raise RuntimeError("the kernel failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core.executor, "_few", failing)
+        patch.setattr(engine._core.executor, "_decode", failing)
         ends = [list(stream)[-1] for stream in [engine.submit(request(index)) for index in range(3)]]
     assert {end.finish_reason for end in ends} == {"error"}
     assert all(isinstance(end.error, ComputeError) and "the kernel failed" in str(end.error) for end in ends)

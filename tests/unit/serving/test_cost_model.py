@@ -16,8 +16,8 @@ MACHINES = pytest.mark.parametrize("costs", [LAPTOP, GPU, BOARD], ids=["laptop",
 
 def load(rng: random.Random) -> Load:
     """A chunk of a prompt, answers, or both."""
-    few, many = rng.choice([(0, 512), (1, 0), (4, 0), (8, 32), (8, 128), (16, 0), (2, 16)])
-    return Load(few, few * rng.randint(50, 2000), many, many * rng.randint(20, 1500))
+    decode, prefill = rng.choice([(0, 512), (1, 0), (4, 0), (8, 32), (8, 128), (16, 0), (2, 16)])
+    return Load(decode, decode * rng.randint(50, 2000), prefill, prefill * rng.randint(20, 1500))
 
 
 def learned(costs: tuple[float, ...], steps: int, outliers: float = 0.0, seed: int = 0) -> CostModel:
@@ -92,15 +92,17 @@ def test_drafts_where_keys_take_all_the_time(learn: bool) -> None:
 def test_prompt_rows_fill_the_time(costs: tuple[float, ...]) -> None:
     """As many pages as fit: one more would not."""
     model = CostModel(costs, learn=False)
-    for few, depth in ((0, 0), (4, 0), (4, 3000), (16, 500)):
-        beside = Load(few, few * 300)
+    for decode, depth in ((0, 0), (4, 0), (4, 3000), (16, 500)):
+        beside = Load(decode, decode * 300)
         for factor in (2, 3, 10):
-            step_s = factor * (model.seconds(beside) + model.seconds(Load(many=16)))
+            step_s = factor * (model.seconds(beside) + model.seconds(Load(prefill=16)))
             rows = model.prompt_rows(beside, step_s, depth)
             assert rows % 16 == 0 and rows >= 16
 
-            def seconds(many: int, beside: Load = beside, depth: int = depth) -> float:
-                return model.seconds(Load(beside.few, beside.few_keys, many, many * depth + many * (many + 1) // 2))
+            def seconds(prefill: int, beside: Load = beside, depth: int = depth) -> float:
+                return model.seconds(
+                    Load(beside.decode, beside.decode_keys, prefill, prefill * depth + prefill * (prefill + 1) // 2)
+                )
 
             assert seconds(rows) <= step_s or rows == 16
             assert seconds(rows + 16) > step_s
@@ -112,11 +114,11 @@ def test_prompt_rows_fill_the_time(costs: tuple[float, ...]) -> None:
 def test_steps_with_answers_and_prompts_are_seldom_late(costs: tuple[float, ...], outliers: float) -> None:
     """Though their time varies; and where some take many times longer, prompts still get most of the time."""
     model, truth, rng = learned(costs, 400, outliers), CostModel(costs, learn=False), random.Random(5)
-    few = Load(4, 1200)
-    step_s = 4 * (truth.seconds(few) + truth.seconds(Load(many=16)))
-    rows = model.prompt_rows(few, step_s)
+    decode = Load(4, 1200)
+    step_s = 4 * (truth.seconds(decode) + truth.seconds(Load(prefill=16)))
+    rows = model.prompt_rows(decode, step_s)
     took = [truth.seconds(Load(4, 1200, rows, rows * rows // 2)) * rng.gauss(1, 0.05) for _ in range(400)]
-    assert rows > truth.prompt_rows(few, step_s) / 2
+    assert rows > truth.prompt_rows(decode, step_s) / 2
     assert outliers or sum(one > step_s for one in took) < 0.25 * len(took)
 
 
@@ -128,7 +130,7 @@ def test_prompt_rows_are_at_least_a_page_and_at_most_what_is_left() -> None:
     assert CostModel((1.0, 1.0, 1.0, 0.0, 0.0, 0.0)).prompt_rows(Load(), 5.0, most=64) == 64
 
 
-def test_few_rows_cost_what_they_cost() -> None:
-    assert CostModel((0, 4e-3, 0, 1e-3, 0, 0)).few_rows_for(100) == 25
-    assert CostModel((0, 1e-3, 0, 4e-3, 0, 0)).few_rows_for(100) == 100
-    assert CostModel((0, 1.0, 0, 1e-3, 0, 0)).few_rows_for(16) == 1
+def test_decode_rows_cost_what_they_cost() -> None:
+    assert CostModel((0, 4e-3, 0, 1e-3, 0, 0)).decode_rows_for(100) == 25
+    assert CostModel((0, 1e-3, 0, 4e-3, 0, 0)).decode_rows_for(100) == 100
+    assert CostModel((0, 1.0, 0, 1e-3, 0, 0)).decode_rows_for(16) == 1

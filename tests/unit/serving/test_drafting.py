@@ -17,7 +17,7 @@ from mlcpipe.runtime.serving.draft_model import DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup, Search
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
-from mlcpipe.runtime.serving.sequence import Request
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from tests.unit.serving.simulation import COSTS, VOCAB, Simulation, alone, words
 
 LIMITS = Limits(400, prefill_chunk=64, sequences=8)
@@ -25,7 +25,7 @@ LIMITS = Limits(400, prefill_chunk=64, sequences=8)
 
 def answer_to(prompt: list[int], groups: tuple[PageGroup, ...]) -> list[int]:
     """Prompt and answer of 60 tokens, alone and without drafts."""
-    return alone(Request(tuple(prompt), 60), groups)
+    return alone(ScheduledRequest(tuple(prompt), 60), groups)
 
 
 class Oracle:
@@ -116,7 +116,7 @@ def test_a_scheduler_looks_as_often_as_that_pays(pays: bool, monkeypatch: pytest
     monkeypatch.setattr(oracle, "propose", propose)
     sequence = simulation.submit(prompt, 200, drafter=oracle)
     simulation.run()
-    assert sequence.tokens == alone(Request(tuple(prompt), 200), groups)
+    assert sequence.tokens == alone(ScheduledRequest(tuple(prompt), 200), groups)
     assert (looks > 150) == pays and looks > 64
 
 
@@ -132,13 +132,15 @@ def test_the_number_of_rows_makes_the_most_tokens_a_second(rate: float, running:
     gains = sorted((rate ** (i + 1) for i in range(MOST_DRAFTED) for _ in range(running)), reverse=True)[:MOST_DRAFTED]
 
     def seconds(rows: int) -> float:
-        return truth.seconds(Load(few=block * -(-rows // block), few_keys=100 * rows))
+        return truth.seconds(Load(decode=block * -(-rows // block), decode_keys=100 * rows))
 
     speeds = [(running + sum(gains[:count])) / seconds(running + count) for count in range(MOST_DRAFTED + 1)]
     made = spent = 0.0
     for step in range(500):
-        count = cost.draft_rows(Load(few=running, few_keys=100 * running), gains)
-        cost.observe(Load(few=running + count, few_keys=100 * running), seconds(running + count) * noise.gauss(1, 0.03))
+        count = cost.draft_rows(Load(decode=running, decode_keys=100 * running), gains)
+        cost.observe(
+            Load(decode=running + count, decode_keys=100 * running), seconds(running + count) * noise.gauss(1, 0.03)
+        )
         if step >= 150:
             made += running + sum(gains[:count])
             spent += seconds(running + count)
@@ -152,9 +154,9 @@ def test_a_slow_moment_does_not_last() -> None:
     drafted = []
     for step in range(400):
         slow = 100 <= step < 110
-        count = 0 if slow else cost.draft_rows(Load(few=8, few_keys=800), [0.7] * 8)
-        seconds = truth.seconds(Load(few=16 if count else 8, few_keys=800))
-        cost.observe(Load(few=8 + count, few_keys=800), 2 * seconds if slow else seconds)
+        count = 0 if slow else cost.draft_rows(Load(decode=8, decode_keys=800), [0.7] * 8)
+        seconds = truth.seconds(Load(decode=16 if count else 8, decode_keys=800))
+        cost.observe(Load(decode=8 + count, decode_keys=800), 2 * seconds if slow else seconds)
         drafted.append(bool(count))
     assert sum(drafted[50:100]) < 6
     assert sum(drafted[150:]) < 25
@@ -166,9 +168,9 @@ def test_what_never_pays_is_tried_less_and_less(running: int) -> None:
     cost, noise, made, spent = CostModel(), random.Random(0), 0.0, 0.0
     gains = sorted((0.7 ** (i + 1) for i in range(MOST_DRAFTED) for _ in range(running)), reverse=True)[:MOST_DRAFTED]
     for step in range(1500):
-        count = cost.draft_rows(Load(few=running, few_keys=800), gains)
+        count = cost.draft_rows(Load(decode=running, decode_keys=800), gains)
         blocks = -(-(running + count) // 8)
-        cost.observe(Load(few=running + count, few_keys=800), blocks * 16e-3 * noise.gauss(1, 0.05))
+        cost.observe(Load(decode=running + count, decode_keys=800), blocks * 16e-3 * noise.gauss(1, 0.05))
         if step >= 200:
             made, spent = made + running + sum(gains[:count]), spent + blocks
     assert made / spent > 0.995 * 8
@@ -184,10 +186,10 @@ def test_a_machine_that_is_slow_at_times_does_not_choose_the_length(running: int
             if now >= change:
                 slower = rng.uniform(1.3, 3) if slower == 1.0 else 1.0
                 change = now + rng.expovariate(0.4 if slower == 1.0 else 2)
-            count = cost.draft_rows(Load(few=running, few_keys=800), gains) if drafts else 0
+            count = cost.draft_rows(Load(decode=running, decode_keys=800), gains) if drafts else 0
             rows = 8 * -(-(running + count) // 8)  # computed in blocks of 8
             seconds = rows * 2e-3 * slower * noise.gauss(1, 0.05)
-            cost.observe(Load(few=running + count, few_keys=800), seconds)
+            cost.observe(Load(decode=running + count, decode_keys=800), seconds)
             now, made = now + seconds, made + running + sum(gains[:count])
         return made / now
 
@@ -232,7 +234,7 @@ def test_drafts_save_steps_where_they_are_right() -> None:
 
 class _Source(DraftSource):
     def _load(self, rows: int, keys: int) -> Load:
-        return Load(few=rows)
+        return Load(decode=rows)
 
     def _draft(self, pairs: object, length: int) -> None:
         """Nothing."""
@@ -260,9 +262,9 @@ def test_few_answers_are_followed_where_that_takes_long_and_drafts_are_not_worth
         for _ in range(answers):
             drafter = ModelDrafter(source, Lookup(), Row(SamplingParams(temperature=0.0)))
             one = SimpleNamespace(request=SimpleNamespace(drafter=drafter), tokens=[1, 2])
-            cost = SimpleNamespace(draft_length=lambda *given: length, few_seconds=lambda load: 1.0)
-            residency, limits = SimpleNamespace(running=[one]), SimpleNamespace(few_rows=32)
-            scheduler: Any = SimpleNamespace(residency=residency, limits=limits, searches=True, cost=cost)
+            cost = SimpleNamespace(draft_length=lambda *given: length, decode_seconds=lambda load: 1.0)
+            admission, limits = SimpleNamespace(running=[one]), SimpleNamespace(decode_rows=32)
+            scheduler: Any = SimpleNamespace(admission=admission, limits=limits, searches=True, cost=cost)
             for _ in range(10):
                 source.propose(scheduler)
             count += bool(drafter.followed)

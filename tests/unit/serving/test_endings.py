@@ -10,7 +10,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.interface import OverloadedError
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
-from mlcpipe.runtime.serving.sequence import Finish, Request, State
+from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, State
 from tests.unit.serving.simulation import Simulation, alone, until_running, words
 
 RNG = random.Random(7)
@@ -64,7 +64,7 @@ def test_what_can_never_be_served_is_refused() -> None:
         simulation.submit(words(RNG, 400), 1)
     for wrong in ({"tokens": ()}, {"max_tokens": 0}, {"priority": 2}):
         with pytest.raises(UsageError):
-            Request(**{"tokens": (1,), "max_tokens": 1, **wrong})
+            ScheduledRequest(**{"tokens": (1,), "max_tokens": 1, **wrong})
     simulation.run()
 
 
@@ -77,7 +77,7 @@ def test_an_answer_ends_at_the_context() -> None:
 
 def test_stop_ids_end_an_answer_and_are_part_of_it() -> None:
     prompt = words(RNG, 50)
-    expected = alone(Request(tuple(prompt), 20), (PageGroup(64),))
+    expected = alone(ScheduledRequest(tuple(prompt), 20), (PageGroup(64),))
     simulation = Simulation((PageGroup(64),))
     sequence = simulation.submit(prompt, 20, stop_ids=frozenset({expected[60], 2000}))
     simulation.run()
@@ -137,7 +137,7 @@ def test_a_cancelled_request_gives_every_page_back(state: str) -> None:
 def test_drafts_stand_while_they_are_what_would_have_been_drawn(right: int) -> None:
     """The places for drafts: a verified one gives several tokens a step, the others' pages come back."""
     prompt = words(RNG, 46)
-    expected = alone(Request(tuple(prompt), 30), (PageGroup(64),))
+    expected = alone(ScheduledRequest(tuple(prompt), 30), (PageGroup(64),))
     simulation = Simulation((PageGroup(64),), Limits(400))
     sequence = simulation.submit(prompt, 30)
     until_running(simulation, sequence)

@@ -9,7 +9,7 @@ import pytest
 
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
-from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
+from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence, State
 from tests.unit.serving.simulation import VOCAB, Simulation, alone, words
 
 LIMITS = Limits(400, prefill_chunk=64, sequences=8)
@@ -97,7 +97,7 @@ def test_answers_to_one_prompt_compute_it_once(length: int) -> None:
     simulation.step()
     simulation.cancel(several[2])
     simulation.run()
-    assert sum(rows.rows for step in simulation.steps for rows in step.many) == length
+    assert sum(rows.rows for step in simulation.steps for rows in step.prefill) == length
     copies = [copy for step in simulation.steps for copy in step.copies]
     assert len(copies) == (0 if length % 16 == 0 else 3 * len(groups))
     for one in several[:2] + several[3:]:
@@ -121,8 +121,8 @@ def test_an_answer_that_crosses_the_limit_of_frequencies_is_computed_anew() -> N
     simulation = Simulation(recompute_above=64)
     sequence = simulation.submit(words(random.Random(0), 60), 20)
     simulation.run()
-    assert sequence.few_from == 65
-    recomputed = [rows for step in simulation.steps for rows in step.many if rows.begin == 0]
+    assert sequence.decode_from == 65
+    recomputed = [rows for step in simulation.steps for rows in step.prefill if rows.begin == 0]
     assert [rows.rows for rows in recomputed] == [60, 65]
     assert sequence.tokens == alone(sequence.request, simulation.groups, 64)
     assert sequence.tokens != alone(sequence.request, simulation.groups)
@@ -132,24 +132,24 @@ def test_an_answer_that_crosses_the_limit_of_frequencies_is_computed_anew() -> N
 def test_drafts_do_not_cross_the_limit_of_frequencies(length: int) -> None:
     prompt = words(random.Random(0), length)
     simulation = Simulation(recompute_above=64)
-    expected = alone(Request(tuple(prompt), 20), simulation.groups, 64)
+    expected = alone(ScheduledRequest(tuple(prompt), 20), simulation.groups, 64)
     sequence = simulation.submit(prompt, 20)
     while sequence not in simulation.ends:
         at = len(sequence.tokens)
         sequence.draft = expected[at : at + 3] if sequence.state is State.RUNNING else []
         simulation.step()
-    assert sequence.tokens == expected and sequence.few_from == 65
+    assert sequence.tokens == expected and sequence.decode_from == 65
 
 
-def test_a_preempted_answer_is_computed_anew_as_few_rows() -> None:
+def test_a_preempted_answer_is_recomputed_as_decode_rows() -> None:
     """Prompt rows up to the end of the prompt, then rows with decode's arithmetic, and no token is drawn twice."""
-    simulation = Simulation((PageGroup(20),), replace(LIMITS, few_rows=8))
+    simulation = Simulation((PageGroup(20),), replace(LIMITS, decode_rows=8))
     old = simulation.submit(words(random.Random(1), 100), 100)
     simulation.step()
     young = simulation.submit(words(random.Random(2), 60), 100)
     simulation.run()
     assert young.preemptions and not old.preemptions
-    again = [len(rows.tokens) for step in simulation.steps for rows in step.few if rows.sequence is young]
+    again = [len(rows.tokens) for step in simulation.steps for rows in step.decode if rows.sequence is young]
     assert max(again) > 1 and sum(again) > 99 and max(again) <= 8
     assert young.tokens == alone(young.request, simulation.groups)
     assert len(simulation.times[young]) == 100

@@ -13,7 +13,7 @@ from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.scheduler import Scheduler
-from mlcpipe.runtime.serving.sequence import Request
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from tests.unit.serving.golden import GOLDEN, TRACES, events_json, step_json
 
 
@@ -22,9 +22,9 @@ def load(name: str) -> dict[str, Any]:
     return trace
 
 
-def request(fields: dict[str, Any], now: float) -> Request:
+def request(fields: dict[str, Any], now: float) -> ScheduledRequest:
     changed = {"tokens": tuple(fields["tokens"]), "stop_ids": frozenset(fields["stop_ids"]), "arrival": now}
-    return Request(**{**fields, **changed})
+    return ScheduledRequest(**{**fields, **changed})
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -57,15 +57,17 @@ def test_the_traces_have_what_they_are_for() -> None:
     assert {"stop", "length"} <= ends
     turns = traces["comings_and_goings"]["turns"]
     assert any(turn["cancel"] for turn in turns) and any(turn["expired"] for turn in turns)
-    few = [rows for turn in traces["few_pages"]["turns"] for rows in (turn["plan"] or {"few": []})["few"]]
-    assert any(len(tokens) > 1 for _, tokens, _ in few) and any(not logits for _, _, logits in few)
+    decode = [rows for turn in traces["few_pages"]["turns"] for rows in (turn["plan"] or {"decode": []})["decode"]]
+    assert any(len(tokens) > 1 for _, tokens, _ in decode) and any(not logits for _, _, logits in decode)
     tables = [table for turn in traces["windows"]["turns"] for table in (turn["plan"] or {"tables": []})["tables"]]
     assert any(-1 in window for _, window in tables) and not any(-1 in full for full, _ in tables)
     both = [
-        turn for turn in traces["classes"]["turns"] if turn["plan"] and turn["plan"]["few"] and turn["plan"]["many"]
+        turn
+        for turn in traces["classes"]["turns"]
+        if turn["plan"] and turn["plan"]["decode"] and turn["plan"]["prefill"]
     ]
     assert len(both) > 10
     begins = list(
-        itertools.chain.from_iterable(turn["plan"]["many"] for turn in traces["windows"]["turns"] if turn["plan"])
+        itertools.chain.from_iterable(turn["plan"]["prefill"] for turn in traces["windows"]["turns"] if turn["plan"])
     )
     assert any(begin for _, begin, _, _ in begins)

@@ -148,7 +148,7 @@ def test_answers_to_one_request_share_its_time(tokenizer: Tokenizer, monkeypatch
     for matcher in matchers:
         matcher.accept(letter)
     with pytest.raises(
-        UsageError, match=r"the grammar takes too long; expected 5 ms of processor time a token, and 1 s more"
+        UsageError, match=r"the grammar takes too long; expected 5 ms of processor time per token, and 1 s more"
     ):
         allowed(matchers[0], 304)
     assert allowed(theirs.matcher(), 304)

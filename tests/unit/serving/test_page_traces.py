@@ -8,7 +8,7 @@ import pytest
 
 from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import Pin, PrefixTree
-from mlcpipe.runtime.serving.sequence import Request, Sequence
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from tir_schedules.step_layout import PAGE
 
 FULL = (PageGroup(24),)
@@ -47,18 +47,18 @@ class Trace:
             return False
         prompt = self.rng.choice(self.prompts)[: self.rng.randint(1, 90)]
         namespace, deterministic = self.rng.choice("ab"), self.rng.random() < 0.5
-        request = Request(tuple(prompt), 1, namespace=namespace, deterministic=deterministic)
+        request = ScheduledRequest(tuple(prompt), 1, namespace=namespace, deterministic=deterministic)
         self.ids += 1
         sequence = self.pool.sequence(self.ids, request)
         taken = self.tree.take(sequence)
         assert taken % PAGE == 0 and taken < len(prompt)
         chain, node = [], sequence.node
         while node is not None and node.parent is not None and node.parent.parent is not None:
-            chain.append(node.few_mask)
+            chain.append(node.decode_mask)
             node = node.parent
-        few = [bool(mask >> i & 1) for mask in reversed(chain) for i in range(PAGE)]
-        assert len(few) == taken and not (deterministic and any(few))
-        self.copied[sequence] = self.contents(sequence, few)
+        decode = [bool(mask >> i & 1) for mask in reversed(chain) for i in range(PAGE)]
+        assert len(decode) == taken and not (deterministic and any(decode))
+        self.copied[sequence] = self.contents(sequence, decode)
         self.check(sequence)
         if self.rng.random() < 0.2:
             self.tree.give_back(sequence)
@@ -66,10 +66,10 @@ class Trace:
         return taken > 0
 
     @staticmethod
-    def contents(sequence: Sequence, few: list[bool]) -> list[object]:
+    def contents(sequence: Sequence, decode: list[bool]) -> list[object]:
         """A place holds the namespace, all tokens up to its own, and their arithmetic."""
         made: list[object] = []
-        for token, kind in zip(sequence.tokens, few):
+        for token, kind in zip(sequence.tokens, decode):
             made.append(hash((made[-1] if made else sequence.request.namespace, token, kind)))
         return made
 
@@ -93,8 +93,8 @@ class Trace:
         for source, target, group in self.pool.take_copies():
             self.pages[group][target] = list(self.pages[group][source])
         for at in range(sequence.computed, sequence.computed + rows):
-            few = at >= sequence.few_from
-            copied.append(hash((copied[-1] if copied else sequence.request.namespace, sequence.tokens[at], few)))
+            decode = at >= sequence.decode_from
+            copied.append(hash((copied[-1] if copied else sequence.request.namespace, sequence.tokens[at], decode)))
             for pages, table in zip(self.pages, sequence.tables):
                 pages[table[at // PAGE]][at % PAGE] = copied[at]
         sequence.computed += rows
@@ -121,7 +121,7 @@ class Trace:
         self.ids += 1
         child = self.pool.sequence(self.ids, parent.request)
         child.tokens = parent.tokens[: parent.computed] or list(parent.tokens)
-        child.few_from = parent.few_from
+        child.decode_from = parent.decode_from
         self.pool.fork(parent, child)
         self.copied[child] = list(self.copied[parent])
         self.check(child)

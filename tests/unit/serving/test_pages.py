@@ -6,13 +6,13 @@ import pytest
 
 from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
-from mlcpipe.runtime.serving.sequence import Request, Sequence
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from tir_schedules.step_layout import PAGE
 
 
 def sequence(pool: PagePool, tokens: int | list[int], **rest: object) -> Sequence:
     words = list(range(tokens)) if isinstance(tokens, int) else tokens
-    return pool.sequence(0, Request(tuple(words), 100, **rest))  # type: ignore[arg-type]
+    return pool.sequence(0, ScheduledRequest(tuple(words), 100, **rest))  # type: ignore[arg-type]
 
 
 def computed(pool: PagePool, tree: PrefixTree, tokens: int | list[int], **rest: object) -> Sequence:
@@ -83,7 +83,7 @@ def test_two_who_compute_the_same_go_on_with_one() -> None:
 def test_who_minds_the_arithmetic_finds_prompts_only() -> None:
     pool, tree = made(PageGroup(20))
     answered = sequence(pool, 20)
-    answered.tokens += range(20, 50)  # an answer, whose rows are few
+    answered.tokens += range(20, 50)  # an answer, of decode rows
     assert pool.reserve(answered, 50)
     answered.computed = 50
     tree.add(answered)

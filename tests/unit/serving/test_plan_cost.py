@@ -43,14 +43,14 @@ def test_planning_and_settling_32_sequences_costs_little(queued: int) -> None:
     simulation = Simulation((PageGroup(2400),), limits, checked=False)
     for _ in range(32):
         simulation.submit(words(rng, 100), 1500)
-    while simulation.scheduler.residency.prefilling or len(simulation.scheduler.residency.waiting):
+    while simulation.scheduler.admission.prefilling or len(simulation.scheduler.admission.waiting):
         simulation.step()
     for _ in range(queued):
         simulation.submit(words(rng, 3000), 900)
 
     def step() -> None:
         planned = simulation.scheduler.plan(simulation.now)
-        assert planned is not None and len(planned.few) == 32
+        assert planned is not None and len(planned.decode) == 32
         simulation.now += 0.05
         simulation.scheduler.settle(planned, [1] * planned.draws, simulation.now)
 

@@ -7,11 +7,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from mlcpipe.runtime.serving.admission import PROTECTED
 from mlcpipe.runtime.serving.cost_model import Load
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
-from mlcpipe.runtime.serving.residency import PROTECTED
-from mlcpipe.runtime.serving.sequence import Finish, Request, State
+from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, State
 from tests.unit.serving.simulation import Simulation, alone, first_token_s, until_running, words
 
 RNG = random.Random(7)
@@ -55,7 +55,7 @@ def test_the_preempted_end_and_are_protected_after_three_times() -> None:
     for _ in range(6):
         until_running(simulation, low, ahead)
         simulation.submit(words(RNG, 40), 3, priority=1)
-        while len(simulation.scheduler.residency.waiting) == 1 and simulation.step():
+        while len(simulation.scheduler.admission.waiting) == 1 and simulation.step():
             pass
         simulation.step()
         while low.state is not State.RUNNING and simulation.step():
@@ -72,11 +72,11 @@ def test_the_preempted_end_and_are_protected_after_three_times() -> None:
 def test_who_gave_way_three_times_does_not_for_answers_that_grow() -> None:
     """Else a low class would end only when the stream of others does."""
     simulation, rng = Simulation((PageGroup(14),), Limits(400, sequences=8)), random.Random(1)
-    residency = simulation.scheduler.residency
+    admission = simulation.scheduler.admission
     low = simulation.submit(words(rng, 30), 150, priority=-1)
     while low not in simulation.ends:
-        others = len(residency.waiting) - (low.state is State.WAITING)
-        if len(residency.running) + len(residency.prefilling) < 3 and not others:
+        others = len(admission.waiting) - (low.state is State.WAITING)
+        if len(admission.running) + len(admission.prefilling) < 3 and not others:
             simulation.submit(words(rng, 20), rng.randint(20, 120))
         simulation.step()
     assert low.preemptions == PROTECTED and simulation.scheduler.totals.preemptions > PROTECTED
@@ -89,8 +89,8 @@ def test_a_preempted_sequence_finds_its_pages_again() -> None:
     until_running(simulation, low)
     simulation.submit(words(RNG, 40), 3, priority=1)
     simulation.run()
-    prompt_rows = [rows.rows for step in simulation.steps for rows in step.many if rows.sequence is low]
-    again = [len(rows.tokens) for step in simulation.steps for rows in step.few if rows.sequence is low]
+    prompt_rows = [rows.rows for step in simulation.steps for rows in step.prefill if rows.sequence is low]
+    again = [len(rows.tokens) for step in simulation.steps for rows in step.decode if rows.sequence is low]
     assert low.preemptions == 1 and sum(prompt_rows) == 160 and sum(again) <= 39 + 15
 
 
@@ -106,9 +106,9 @@ def test_an_answer_that_is_computed_anew_does_not_stop_the_others() -> None:
     simulation.run()
     assert low.preemptions == 1
     # So that its pages are not there to be found: the prompt of the higher class took them.
-    assert sum(len(rows.tokens) for step in simulation.steps for rows in step.few if rows.sequence is low) > 600
+    assert sum(len(rows.tokens) for step in simulation.steps for rows in step.decode if rows.sequence is low) > 600
     gaps = [b - a for a, b in zip(simulation.times[talking], simulation.times[talking][1:])]
-    assert max(gaps) <= 0.2 + simulation.cost.seconds(Load(few=16))
+    assert max(gaps) <= 0.2 + simulation.cost.seconds(Load(decode=16))
 
 
 def test_pages_that_others_keep_do_not_stop_a_prompt_for_good() -> None:
@@ -119,7 +119,7 @@ def test_pages_that_others_keep_do_not_stop_a_prompt_for_good() -> None:
     simulation.run()
     prompt = simulation.submit(words(RNG, 250), 3)
     simulation.step()
-    keeper = simulation.pool.sequence(1000, Request((*system, 1), 1))
+    keeper = simulation.pool.sequence(1000, ScheduledRequest((*system, 1), 1))
     assert simulation.tree.take(keeper) == 144
     simulation.tree.pin(keeper)
     simulation.pool.release(keeper)
@@ -160,10 +160,10 @@ def test_an_error_while_a_request_is_admitted_loses_no_page(monkeypatch: pytest.
     simulation.submit(prompt, 5)
     simulation.run()
     again = simulation.submit(prompt, 5)
-    residency = simulation.scheduler.residency
+    admission = simulation.scheduler.admission
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(residency, "_fits", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(admission, "_fits", Mock(side_effect=KeyboardInterrupt))
         simulation.scheduler.plan(1.0)
-    assert residency.pool.counts()[0].used == 0 and not again.tables[0] and again.state is State.WAITING
+    assert admission.pool.counts()[0].used == 0 and not again.tables[0] and again.state is State.WAITING
     simulation.run()
     assert again.cached == 48 and again.tokens == alone(again.request, groups)

@@ -24,11 +24,11 @@ def test_a_long_prompt_does_not_stop_the_answers() -> None:
     until_running(simulation, *talking)
     simulation.submit(words(RNG, 3000), 5)
     simulation.run()
-    page = simulation.cost.seconds(Load(many=16))
+    page = simulation.cost.seconds(Load(prefill=16))
     gaps = [b - a for one in talking for a, b in zip(simulation.times[one], simulation.times[one][1:])]
-    beside = [step for step in simulation.steps if step.few and step.many]
+    beside = [step for step in simulation.steps if step.decode and step.prefill]
     assert len(beside) > 20 and max(gaps) <= 0.1 + page
-    assert sum(rows.rows for step in beside for rows in step.many) > 30 * len(beside)  # and the time is used
+    assert sum(rows.rows for step in beside for rows in step.prefill) > 30 * len(beside)  # and the time is used
 
 
 @pytest.mark.fast_cases("1.0")
@@ -45,7 +45,7 @@ def test_the_target_holds_on_a_machine_whose_costs_are_learned(factor: float) ->
     for _ in range(6):
         simulation.submit(words(RNG, 1500), 3)
     simulation.run()
-    beside = [step for step in simulation.steps if len(step.few) >= 4 and step.many]
+    beside = [step for step in simulation.steps if len(step.decode) >= 4 and step.prefill]
     exact = CostModel(costs, learn=False)
     seconds = sorted(exact.seconds(step.load) for step in beside[10:])
     assert len(seconds) > 50 and seconds[len(seconds) * 99 // 100] < 1.3 * step_s
@@ -58,14 +58,14 @@ def test_a_device_slower_than_the_target_still_computes_prompts() -> None:
     until_running(simulation, talking)
     other = simulation.submit(words(RNG, 100), 5)
     simulation.run()
-    assert [rows.rows for step in simulation.steps for rows in step.many if rows.sequence is other] == [16] * 6 + [4]
+    assert [rows.rows for step in simulation.steps for rows in step.prefill if rows.sequence is other] == [16] * 6 + [4]
 
 
 def test_prompts_are_whole_chunks_where_nobody_answers() -> None:
     simulation = Simulation((PageGroup(400),), Limits(4096, prefill_chunk=512, step_s=0.1))
     simulation.submit(words(RNG, 1500), 1)
     simulation.run()
-    assert [[rows.rows for rows in step.many] for step in simulation.steps] == [[512], [512], [476]]
+    assert [[rows.rows for rows in step.prefill] for step in simulation.steps] == [[512], [512], [476]]
 
 
 def test_nobody_starves() -> None:
@@ -73,7 +73,7 @@ def test_nobody_starves() -> None:
     simulation = Simulation((PageGroup(64),), Limits(400, sequences=2))
     low = simulation.submit(words(RNG, 60), 5, priority=-1)
     for _ in range(600):
-        if len(simulation.scheduler.residency.waiting) < 6:
+        if len(simulation.scheduler.admission.waiting) < 6:
             simulation.submit(words(RNG, 40), 10, priority=1)
         simulation.step()
         if low in simulation.ends:
@@ -106,7 +106,7 @@ def test_short_prompts_pass_a_long_one_but_not_forever() -> None:
     long = simulation.submit(words(RNG, 2500), 1)
     shorts = []
     while long not in simulation.ends:
-        while len(simulation.scheduler.residency.waiting) < 4:
+        while len(simulation.scheduler.admission.waiting) < 4:
             shorts.append(simulation.submit(words(RNG, 256), 1))
         simulation.step()
         assert simulation.now < 100 and long.passed_s < PATIENCE_S + 0.5
@@ -121,7 +121,7 @@ def test_a_prompt_waits_for_another_that_computes_its_beginning() -> None:
     sequences = [simulation.submit([*system, *words(RNG, 20)], 4) for _ in range(16)]
     other = simulation.submit(words(RNG, 40), 4)
     simulation.run()
-    prompt_rows = sum(rows.rows for step in simulation.steps for rows in step.many)
+    prompt_rows = sum(rows.rows for step in simulation.steps for rows in step.prefill)
     assert prompt_rows <= 1000 + 16 * (20 + 15) + 40
     assert [one.cached for one in sequences] == [0] + [992] * 15
     assert simulation.scheduler.totals.prefix_hits == 15 * 992
@@ -135,7 +135,7 @@ def test_who_waits_for_a_beginning_is_not_lost_with_who_computes_it() -> None:
     for _ in range(3):
         simulation.step()
     step = simulation.scheduler.plan(simulation.now)
-    assert step is not None and second.behind is third.behind is first
+    assert step is not None and second.leader is third.leader is first
     tokens = simulation.compute(step)
     simulation.cancel(first)
     simulation.cancel(third)
@@ -153,7 +153,7 @@ def test_who_shares_words_but_no_pages_does_not_wait() -> None:
         first = simulation.submit([*system, 1, 2], 4, namespace=namespaces[0])
         second = simulation.submit([*system, *words(RNG, 20)], 4, namespace=namespaces[1])
         simulation.step()
-        assert second.behind is None and second.state is State.PREFILLING and first.state is State.RUNNING
+        assert second.leader is None and second.state is State.PREFILLING and first.state is State.RUNNING
         simulation.run()
         assert second.cached == 0
 

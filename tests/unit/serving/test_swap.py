@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,19 +29,19 @@ class Copier:
         self.places, self.rate, self.fails = simulation.memory.places[0], rate, fails
         self.now, self.count = 0.0, 0
 
-    def copy_out(self, ids: Many[int]) -> NDArray[np.int8]:
+    def copy_out(self, ids: Sequence[int]) -> NDArray[np.int8]:
         self._spend(ids)
         rows = [[place or 0 for place in self.places[page * PAGE : (page + 1) * PAGE]] for page in ids]
         return np.array(rows, np.uint64).view(np.int8).reshape(len(ids), 1, BYTES)
 
-    def copy_in(self, ids: Many[int], pages: NDArray[np.int8]) -> None:
+    def copy_in(self, ids: Sequence[int], pages: NDArray[np.int8]) -> None:
         for page, row in zip(ids, pages.reshape(len(ids), BYTES).view(np.uint64).tolist(), strict=True):
             self.places[page * PAGE : (page + 1) * PAGE] = row
         self._spend(ids)
         if self.fails and self.count % self.fails == 0:
             self.places[ids[0] * PAGE] = 1
 
-    def _spend(self, ids: Many[int]) -> None:
+    def _spend(self, ids: Sequence[int]) -> None:
         self.now += len(ids) * BYTES / self.rate
         self.count += 1
         if self.fails and self.count % self.fails == 0:
@@ -50,19 +50,19 @@ class Copier:
 
 def swapping(simulation: Simulation, room: int = KEPT, rate: float = 1e9, fails: int = 0) -> Swap:
     copier = Copier(simulation, rate)
-    residency = simulation.scheduler.residency
-    residency.swap = Swap(copier, simulation.tree, simulation.cost, room, clock=lambda: copier.now)
+    admission = simulation.scheduler.admission
+    admission.swap = Swap(copier, simulation.tree, simulation.cost, room, clock=lambda: copier.now)
     copier.fails = fails
-    return residency.swap
+    return admission.swap
 
 
 def test_a_page_is_copied_where_that_takes_less_than_its_rows() -> None:
     """A row of a prompt takes 1 ms and 0.2 us for each key, one of an answer 2 ms and 1 us; a step's base counts not."""
     prompt_s = 16 * 1e-3 + 16 * 8 * 0.2e-6
-    for seconds, few_mask, place in ((prompt_s, 0, 0), (16 * (2e-3 + 1e-6 * (160 + 8)), 0xFFFF, 10)):
+    for seconds, decode_mask, place in ((prompt_s, 0, 0), (16 * (2e-3 + 1e-6 * (160 + 8)), 0xFFFF, 10)):
         for factor, cheaper in ((0.99, False), (1.01, True)):
             swap = swapping(Simulation(), rate=factor * 2 * BYTES / seconds)
-            assert swap.page_bytes == BYTES and swap.is_cheaper(few_mask, place) is cheaper
+            assert swap.page_bytes == BYTES and swap.is_cheaper(decode_mask, place) is cheaper
     free = Swap(Copier(Simulation(), 1e9), Simulation().tree, CostModel((1.0,) + (0.0,) * 5), KEPT)
     assert not free.is_cheaper(0, 0)
 
@@ -82,7 +82,7 @@ def test_what_was_taken_comes_back_without_being_computed() -> None:
         until_running(simulation, high)
         assert swap.bytes == (8 * BYTES if rate > 1 else 0)
         simulation.run()
-        computed.append(sum(rows.rows for step in simulation.steps for rows in step.many if rows.sequence is low))
+        computed.append(sum(rows.rows for step in simulation.steps for rows in step.prefill if rows.sequence is low))
         assert low.preemptions == 1 and low.tokens == alone(low.request, groups)
         assert (swap.tokens_out, swap.tokens_in) == ((128, 128) if rate > 1 else (0, 0))
         assert swap.bytes == 0

@@ -2,14 +2,14 @@
 
 functions.py       attention over pages that the runtime owns, and its tiles
 store_pages.py     K and V of a step's rows to their pages
-attend_few.py      rows with decode's numerics
-attend_many.py     rows of prompts
+attend_few.py      decode rows
+attend_many.py     prefill rows
 move_pages.py      copy pages
 flash.py           softmax over blocks of keys, for the rows of one task
 keys.py            where the keys and values of a block are
-parts.py           few rows in parts of the keys
+key_split.py       decode rows, with the keys split into parts
 query_tile.py      some queries of a prompt
-pages.py           the layout of pages, and how functions see them
+pages.py           the layout of pages, and views of them
 """
 
 from tir_schedules.cpu.attention.functions import attention as attention

@@ -1,4 +1,4 @@
-"""Attention of few rows, with the numerics of decode: every row against the keys of its sequence up to itself."""
+"""Attention of decode rows: every row attends to the keys of its sequence up to its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, function
 from tir_schedules.cpu.attention.flash import Tiles
+from tir_schedules.cpu.attention.key_split import Queries, RowKeys, attend_in_parts
 from tir_schedules.cpu.attention.pages import (
     AttentionShape,
     Pages,
@@ -15,7 +16,6 @@ from tir_schedules.cpu.attention.pages import (
     qkv_argument,
     sinks_argument,
 )
-from tir_schedules.cpu.attention.parts import Queries, RowKeys, attend_in_parts
 from tir_schedules.step import Step, step_argument
 
 
@@ -24,7 +24,7 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -
 
     Heads with sinks have their logits in an argument before `out`, f32[heads].
 
-    What a row gets depends on its position and its sequence's keys alone, whatever rows there are beside it.
+    A row's result depends only on its position and its sequence's keys, not on other rows.
     """
     heads, group, dim = shape.num_heads, shape.group, shape.head_dim
     stride = heads + 2 * shape.num_kv_heads

@@ -1,4 +1,4 @@
-"""Attention of many rows over the pages of their sequences: causal for prompts, bidirectional for encoders."""
+"""Attention of prefill rows over the pages of their sequences: causal for prompts, bidirectional for encoders."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def attend_many(
     A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
     Heads with sinks have their logits in an argument before `out`, f32[heads].
 
-    Keys come in blocks of 64 that begin at multiples of 64, and what a row does not see of a block adds exactly 0: so
-    what a row gets depends on its position and its sequence's keys alone, however the prompt is cut. (A value that is
-    not finite shows in earlier rows of its tile, too: 0 times it is NaN.)
+    Blocks of 64 keys begin at multiples of 64, and masked keys of a block add exactly 0: so a row's result depends
+    only on its position and its sequence's keys, not on the chunks of the prompt. (A value that is not finite also
+    shows in earlier rows of its tile: 0 times it is NaN.)
     """
     per_task, kv_heads = prefill_queries(shape, tiles), shape.num_kv_heads
     n = tirx.Var("n", "int64")
@@ -65,7 +65,7 @@ def attend_many(
 
 
 def _list_tiles(step: Step, per_task: int, rows: Buffer, sequences: Buffer) -> Expr:
-    """How many tiles of queries the step has; the first row and the sequence of each."""
+    """The number of query tiles of the step; the first row and the sequence of each."""
     count = scratch(1, "int32")
     put(count, 0, I.int32(0))
     with I.serial(0, step.sequences) as s:

@@ -34,8 +34,8 @@ def page_functions(
     """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
 
     store_pages(qkv, step, pages)       K and V of all rows to their places, before attention
-    attend_few(qkv, step, pages, out)   rows with decode's numerics
-    attend_many(qkv, step, pages, out)  rows of prompts; with `bidirectional`, of texts whose rows see all of them
+    attend_few(qkv, step, pages, out)   decode rows
+    attend_many(qkv, step, pages, out)  prefill rows; `bidirectional`: of texts whose rows attend to all others
     rotate_qkv(qkv), rotate_out(out)    where `rotated_dims`: before `store_pages` and after attention, in place
     """
     attending = {
@@ -52,7 +52,7 @@ def page_functions(
 
 
 def attention_tiles(op: Op, knobs: Knobs) -> Tiles:
-    """The tiles of a function that attends: its own, but for what knobs say."""
+    """The tiles of an attention function, with those of the knobs."""
     names = {"max_rows": "attention_rows"}
     if op.kind == "attend_few":
         names |= {"accumulators": "attention_accumulators", "part_pages": "attention_pages"}
@@ -62,7 +62,7 @@ def attention_tiles(op: Op, knobs: Knobs) -> Tiles:
 
 
 def attention(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
-    """A function that attends with the tiles that knobs say; the one that there is where they say nothing."""
+    """An attention function with the tiles of the knobs; `func` itself without such knobs."""
     tiles = attention_tiles(op, knobs)
     if tiles == attention_tiles(op, {}):
         return func

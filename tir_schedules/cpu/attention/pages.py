@@ -88,7 +88,7 @@ def qkv_argument(shape: AttentionShape, rows: Expr) -> Tensor:
 
 
 def out_argument(shape: AttentionShape, rows: Expr) -> Tensor:
-    """What attention gives: float32[rows, num_heads, head_dim], as a vector."""
+    """The output of attention: float32[rows, num_heads, head_dim], as a vector."""
     return _flat((rows, shape.num_heads, shape.head_dim))
 
 

@@ -1,8 +1,8 @@
 """Paged attention on GPUs; the compiler takes the names below.
 
 functions.py        attention over pages that the runtime owns, and which kernel a target gets
-attend_few.py       rows with decode's numerics
-attend_many.py      rows of prompts
+attend_few.py       decode rows
+attend_many.py      prefill rows
 move_pages.py       K and V of a step's rows to pages; copies of pages
 step_keys.py        where the keys of a step's rows are
 
@@ -13,7 +13,7 @@ cache_tokens.py     append, split, merge, copy, compact, read back
 
 decode_part.py      a part of decode without subgroups
 decode_subgroup.py  a part of decode on a subgroup of known size
-key_split.py        decode in as many parts as fill a GPU
+key_split.py        decode in enough parts to fill a GPU
 prefill_tile.py     how prefill's rows are distributed over workgroups
 prefill_keys.py     the keys of a tile, in pages or in a chunk
 prefill_plain.py    prefill without matrix units

@@ -20,6 +20,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Argument, Buffer, Expr, Tensor, function, put
 from tir_schedules.gpu.attention.decode import PartResults, merge_parts, store_mean, subgroups_of
 from tir_schedules.gpu.attention.decode_part import DecodePart, DecodeTile
+from tir_schedules.gpu.attention.key_part import heads_per_workgroup
 from tir_schedules.gpu.attention.key_split import KeySplit
 from tir_schedules.gpu.attention.pages import (
     MAX_ROW_PARTS,
@@ -30,7 +31,6 @@ from tir_schedules.gpu.attention.pages import (
     qkv_argument,
     sinks_argument,
 )
-from tir_schedules.gpu.attention.part import heads_per_workgroup
 from tir_schedules.gpu.attention.step_keys import RowKeys
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, launch, shared
 from tir_schedules.paged import PAGE

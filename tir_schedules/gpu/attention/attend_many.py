@@ -1,7 +1,7 @@
-"""Rows of prompts over pages that the runtime owns: attention of any rows of several sequences.
+"""Attention of prefill rows, of several sequences, over pages that the runtime owns.
 
-Blocks of keys begin at absolute positions, and a key that a row does not see changes none of its sums. So a row gets
-the same bits in whatever chunk it comes, and beside whatever other sequences.
+Blocks of keys begin at absolute positions, and a masked key changes none of a row's sums. So a row has the same bits
+in any chunk, and beside any other sequences.
 """
 
 from __future__ import annotations

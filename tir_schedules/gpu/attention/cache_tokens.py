@@ -1,5 +1,5 @@
-"""What TVM's cache object (tvm/src/runtime/vm/paged_kv_cache.cc) does with tokens: split, append, merge, copy, compact,
-read back.
+"""The functions over tokens of TVM's cache object (tvm/src/runtime/vm/paged_kv_cache.cc): split, append, merge, copy,
+compact, read back.
 """
 
 from __future__ import annotations

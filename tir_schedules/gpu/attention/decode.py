@@ -16,8 +16,8 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, add, function, put
 from tir_schedules.gpu.attention.decode_part import SHARED_BYTES, DecodePart, DecodeTile
 from tir_schedules.gpu.attention.decode_subgroup import SubgroupPart
+from tir_schedules.gpu.attention.key_part import Store, heads_per_workgroup
 from tir_schedules.gpu.attention.pages import AttentionShape, cache_heads_argument, flat_pages
-from tir_schedules.gpu.attention.part import Store, heads_per_workgroup
 from tir_schedules.gpu.attention.scores import Cached, cached_arguments, results, store_sum, with_sink
 from tir_schedules.gpu.kernel import LOWEST, ceildiv, keep, launch, local, workspace
 from tir_schedules.paged import PAGE

@@ -15,8 +15,8 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.attention import prefill_mma
+from tir_schedules.gpu.attention.key_part import Finish, Part, Store
 from tir_schedules.gpu.attention.pages import AttentionShape
-from tir_schedules.gpu.attention.part import Finish, Part, Store
 from tir_schedules.gpu.attention.prefill_keys import PagedKeys, loads_in_products
 from tir_schedules.gpu.attention.prefill_mma import KEY_ORDER, KEYS, row_reduced, v_columns, value_factors
 from tir_schedules.gpu.attention.scores import score_of
@@ -25,7 +25,7 @@ from tir_schedules.gpu.matmul.mma import LANE_SUMS
 from tir_schedules.gpu.matmul.packed_loads import put_neighbours
 from tir_schedules.rule import Knobs
 
-_MAX_DIM = 128  # whose queries and sums registers hold besides 16 keys and values; the compiler spills more
+_MAX_DIM = 128  # whose queries and sums fit registers together with 16 keys and values; the compiler spills more
 
 
 def problem(shape: AttentionShape, knobs: Knobs) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, f32, put
+from tir_schedules.gpu.attention.key_part import Finish, Store
 from tir_schedules.gpu.attention.pages import AttentionShape, Row, for_dims
-from tir_schedules.gpu.attention.part import Finish, Store
 from tir_schedules.gpu.attention.scores import score_of
 from tir_schedules.gpu.attention.step_keys import Located
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, shared

@@ -14,8 +14,8 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, put
 from tir_schedules.gpu import device_calls
+from tir_schedules.gpu.attention.key_part import Finish, Part, Store, keys_at_once
 from tir_schedules.gpu.attention.pages import Row
-from tir_schedules.gpu.attention.part import Finish, Part, Store, keys_at_once
 from tir_schedules.gpu.attention.scores import score_of
 from tir_schedules.gpu.kernel import LOWEST, ceildiv, keep, local, pin
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES, Xs

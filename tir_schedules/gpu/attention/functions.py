@@ -33,8 +33,8 @@ def page_functions(
     """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
 
     store_pages(qkv, step, pages)       K and V of all rows to their places, before attention
-    attend_few(qkv, step, pages, out)   rows with decode's numerics
-    attend_many(qkv, step, pages, out)  rows of prompts; with `bidirectional`, of texts whose rows see all of them
+    attend_few(qkv, step, pages, out)   decode rows
+    attend_many(qkv, step, pages, out)  prefill rows; `bidirectional`: of texts whose rows attend to all others
     rotate_qkv(qkv), rotate_out(out)    where `rotated_dims`: before `store_pages` and after attention, in place
     """
     attending = {
@@ -75,7 +75,7 @@ def mma_attention(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
 
 
 def attention(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
-    """A function that attends with the tile that knobs say; `func` itself if that is the default tile."""
+    """An attention function with the tile of the knobs; `func` itself if that is the default tile."""
     shape = AttentionShape(**heads_of(op))
     if op.kind in DECODE_KINDS:
         decoding = decode_tile(knobs)

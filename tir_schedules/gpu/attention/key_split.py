@@ -17,8 +17,8 @@ from tir_schedules.builder import Buffer, Expr, add, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.attention.decode_mma import MmaPart
 from tir_schedules.gpu.attention.decode_subgroup import SubgroupPart
+from tir_schedules.gpu.attention.key_part import Part, Store, heads_per_workgroup, keys_at_once
 from tir_schedules.gpu.attention.pages import AttentionShape
-from tir_schedules.gpu.attention.part import Part, Store, heads_per_workgroup, keys_at_once
 from tir_schedules.gpu.attention.scores import with_sink
 from tir_schedules.gpu.attention.step_keys import Located
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, ceildiv_by, keep, launch, local, pin, shared

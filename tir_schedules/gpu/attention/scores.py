@@ -1,4 +1,4 @@
-"""What decode and prefill share: the arguments that locate cached keys, masks by window, and scores in base 2.
+"""Shared by decode and prefill: the arguments that locate cached keys, masks by window, and scores in base 2.
 
 The scale includes log2(e), so that weights are powers of two.
 """

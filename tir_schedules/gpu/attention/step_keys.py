@@ -1,4 +1,4 @@
-"""Where the keys are that rows attend to: what TVM's arguments and a step's integers both say."""
+"""Where the keys of rows are, by TVM's arguments or a step's integers."""
 
 from __future__ import annotations
 

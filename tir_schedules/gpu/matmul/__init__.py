@@ -1,6 +1,6 @@
 """Matmuls with packed weights on GPUs.
 
-tiled.py         dense matmul without subgroups: chooses gemv.py for few rows of x, gemm.py for more
+tiled.py         dense matmul without subgroups: gemv.py for decode rows of x, gemm.py for prefill rows
 subgroup.py      matmul, dense and of experts, on subgroups of known size; GEMM by mma.py or coopmat.py where they fit
 mma.py           GEMM on NVIDIA's matrix units (mma.m16n8k16)
 experts_mma.py   GEMM of experts on the same units: rows sorted by expert

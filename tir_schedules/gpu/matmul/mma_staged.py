@@ -1,7 +1,7 @@
 """GEMM with packed weights on matrix units, whose operands come through shared memory ahead of their use.
 
 The products are those of `mma.py`. A workgroup has 64 rows of x, and each of its four subgroups a block of the weight,
-or one with its gate. A stage is 32 columns of both. Copies of the next stages are under way while one is multiplied,
+or one with its gate. A stage is 32 columns of both. Copies of the next stages run while one is multiplied,
 and need no registers (PTX ISA, cp.async; NVIDIA's CUTLASS, "Efficient GEMM in CUDA": software pipelining). Codes are as
 packed in shared memory as in the weight.
 

@@ -1,4 +1,4 @@
-"""Who has pages and a place among the sequences under way, who waits for them, and who gives way."""
+"""Admission and preemption: which sequences hold pages, which wait, which are preempted."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from mlcpipe.runtime.serving.sequence import Sequence, State
 from mlcpipe.runtime.serving.swap import Swap
 from tir_schedules.step_layout import PAGE
 
-PROTECTED = 3  # preemptions, after which a sequence gives way only if all have had as many
+PROTECTED = 3  # preemptions, after which a sequence is preempted again only if all others had as many
 
 
-class Residency:
-    """Each sequence that has not ended is in one list by its state; only those under way have pages."""
+class Admission:
+    """Lists of the sequences by state; only prefilling and running ones have pages."""
 
     def __init__(self, pool: PagePool, tree: PrefixTree, limits: Limits, totals: Totals) -> None:
         self.pool, self.tree, self.limits, self.totals = pool, tree, limits, totals
         self.waiting = waiting.WaitingQueue()
         self.prefilling: list[Sequence] = []  # both by `Sequence.order`
         self.running: list[Sequence] = []
-        self.forking = 0  # places that the step being planned gives to those of `alike`
+        self.forking = 0  # places that the step being planned gives to sequences of `same_prompt`
         self.on_preemption: Callable[[Sequence], None] = lambda sequence: None
         self.swap: Swap | None = None
-        self._blocked: tuple[Sequence, int] | None = None  # who did not fit, and the pool's `frees` then
+        self._blocked: tuple[Sequence, int] | None = None  # which did not fit, and the pool's `frees` then
 
     @property
     def places(self) -> int:
-        """How many more sequences may be under way."""
+        """How many more sequences may be admitted."""
         return self.limits.sequences - len(self.running) - len(self.prefilling) - self.forking
 
     def move(self, sequence: Sequence, state: State) -> None:
-        """To the list of this state."""
+        """Move to the list of this state."""
         if sequence.state is state:
             return
         if sequence.state is State.WAITING:
@@ -48,10 +48,10 @@ class Residency:
         elif state is not State.ENDED:
             insort(self.running if state is State.RUNNING else self.prefilling, sequence, key=waiting.order)
 
-    def give_way(self, sequence: Sequence) -> bool:
-        """Somebody is preempted, so that `sequence` may go on; False if that is the sequence itself.
+    def preempt_for(self, sequence: Sequence) -> bool:
+        """Preempt a sequence, so that `sequence` may continue; False if that is the sequence itself.
 
-        It is the youngest of the lowest class, among those who have not given way too often.
+        It is the youngest of the lowest class, among those not preempted too often.
         """
         active = [*self.running, *self.prefilling]
         if active == [sequence] and self.tree.pins:
@@ -62,8 +62,8 @@ class Residency:
         self.preempt(victim)
         return victim is not sequence
 
-    def give_way_below(self, priority: int) -> bool:
-        """Preempt the youngest of the lowest class, if that is below this priority; False if nobody is."""
+    def preempt_below(self, priority: int) -> bool:
+        """Preempt the youngest of the lowest class, if that is below this priority; False if there is none."""
         active = (*self.running, *self.prefilling)
         candidates = [one for one in active if one.request.priority < priority and one.preemptions < PROTECTED]
         if not candidates:
@@ -72,7 +72,7 @@ class Residency:
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to the queue. Its full pages are in the tree, so that coming back costs what is evicted meanwhile."""
+        """Put back in the queue. Its full pages are in the tree, so only those evicted meanwhile are computed again."""
         self.on_preemption(sequence)
         if self.swap is not None:
             self.swap.watch(sequence)
@@ -83,7 +83,7 @@ class Residency:
         self.move(sequence, State.WAITING)
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence has no pages and is in no list."""
+        """Release the pages of a sequence and take it off its list."""
         if self.swap is not None:
             self.swap.forget(sequence)
         if sequence.request.keep and sequence.shared:
@@ -91,27 +91,27 @@ class Residency:
         self.pool.release(sequence)
         self.move(sequence, State.ENDED)
 
-    def _is_behind(self, sequence: Sequence) -> bool:
-        """Whether another sequence is about to compute pages that this waiting one needs and does not find."""
-        first = sequence.behind
-        if first is not None and first.state is State.PREFILLING and first.computed < sequence.behind_tokens:
+    def _awaits_leader(self, sequence: Sequence) -> bool:
+        """Whether another sequence is about to compute pages that this waiting one needs and that the tree lacks."""
+        first = sequence.leader
+        if first is not None and first.state is State.PREFILLING and first.computed < sequence.leader_tokens:
             return True
-        sequence.behind = None
+        sequence.leader = None
         return False
 
     def admit(self, sequence: Sequence) -> bool:
-        """A waiting sequence gets under way with the pages that are found; False if it has to wait.
+        """Admit a waiting sequence with the pages that are found; False if it has to wait.
 
-        It waits behind one that computes a prefix of its own, and where its prompt would take pages that those under
-        way were promised. Lower classes give way to it.
+        It waits for a leader that computes a prefix of it, and while its prompt would take pages promised to admitted
+        sequences. Lower classes are preempted for it.
         """
-        if self._is_behind(sequence) or self._blocked == (sequence, self.pool.frees):
+        if self._awaits_leader(sequence) or self._blocked == (sequence, self.pool.frees):
             return False
         self.tree.take(sequence)
         admitted = False
         try:
-            self._look_behind(sequence)
-            admitted = sequence.behind is None and self._make_room(sequence)
+            self._find_leader(sequence)
+            admitted = sequence.leader is None and self._make_room(sequence)
         finally:
             if not admitted:
                 self.tree.give_back(sequence)
@@ -120,14 +120,14 @@ class Residency:
             self.move(sequence, State.PREFILLING)
             if self.swap is not None:
                 self.swap.restore(sequence, self.tree.reserve)
-        elif sequence.behind is None:
+        elif sequence.leader is None:
             self._blocked = (sequence, self.pool.frees)
         return admitted
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """A place and pages for it; False if nobody who has them gives way."""
+        """Make a place and pages free for it; False if no sequence may be preempted for that."""
         while self.places <= 0 or not self._fits(sequence):
-            if self.give_way_below(sequence.request.priority):
+            if self.preempt_below(sequence.request.priority):
                 continue
             if self.running or self.prefilling or not self.tree.pins:
                 return False
@@ -140,8 +140,8 @@ class Residency:
             self.totals.prefix_queries += len(sequence.request.tokens)
             self.totals.prefix_hits += sequence.cached
 
-    def alike(self, first: Sequence) -> list[Sequence]:
-        """Who waits with the same prompt and will start where this one's ends, as far as there are places and pages."""
+    def same_prompt(self, first: Sequence) -> list[Sequence]:
+        """Waiting sequences with the same prompt, to start where this one's ends, while places and pages last."""
         if first.answer:
             return []
         pages = min(self.pool.available(group) for group in range(len(self.pool.units)))
@@ -151,13 +151,13 @@ class Residency:
             exact = first.request.deterministic or not one.request.deterministic
             same = not one.answer and one.tokens == first.tokens and self.tree.family(one) == self.tree.family(first)
             if same and exact and len(found) < room:
-                one.behind, one.behind_tokens = first, len(first.tokens)
+                one.leader, one.leader_tokens = first, len(first.tokens)
                 found.append(one)
         self.forking += len(found)
         return found
 
     def fork(self, first: Sequence, sequence: Sequence) -> bool:
-        """The sequence starts with the pages of `first`, whose prompt it has; False if it does not wait any more."""
+        """Start the sequence with the pages of `first`, whose prompt it has; False if it no longer waits."""
         if sequence.state is not State.WAITING:
             return False
         if self.swap is not None:
@@ -167,31 +167,31 @@ class Residency:
         self.move(sequence, State.PREFILLING)
         return True
 
-    def _look_behind(self, sequence: Sequence) -> None:
-        """Set `behind` where a prompt under way has the next page of this one, and has yet to compute it."""
-        at, last = sequence.computed // PAGE, min(sequence.few_from, len(sequence.tokens) - 1) // PAGE
+    def _find_leader(self, sequence: Sequence) -> None:
+        """Set `leader` where a prefilling sequence has the next page of this one, and has yet to compute it."""
+        at, last = sequence.computed // PAGE, min(sequence.decode_from, len(sequence.tokens) - 1) // PAGE
         tokens = sequence.tokens
         for first in self.prefilling:
-            end = min(last, first.few_from // PAGE)
+            end = min(last, first.decode_from // PAGE)
             if first.computed // PAGE > at or end <= at or self.tree.family(first) != self.tree.family(sequence):
                 continue
             if first.tokens[: (at + 1) * PAGE] != tokens[: (at + 1) * PAGE]:
                 continue
             while at < end and first.tokens[at * PAGE : (at + 1) * PAGE] == tokens[at * PAGE : (at + 1) * PAGE]:
                 at += 1
-            sequence.behind, sequence.behind_tokens = first, at * PAGE
+            sequence.leader, sequence.leader_tokens = first, at * PAGE
             return
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether there are pages and slots for all its tokens beside what prompts under way and answers will need."""
+        """Whether pages and slots for all its tokens are left beyond the needs of prompts and answers so far."""
         for group in range(len(self.pool.units)):
-            promised = sum(self._to_come(group, other) for other in self.prefilling) + len(self.running)
-            if self._to_come(group, sequence) + promised > self.pool.available(group):
+            promised = sum(self._units_needed(group, other) for other in self.prefilling) + len(self.running)
+            if self._units_needed(group, sequence) + promised > self.pool.available(group):
                 return False
         return True
 
-    def _to_come(self, group: int, sequence: Sequence) -> int:
-        """Pages, or slots, that a sequence needs beyond those it has, to draw its next token."""
+    def _units_needed(self, group: int, sequence: Sequence) -> int:
+        """Pages, or slots, that a sequence needs beyond those it has, to sample its next token."""
         if group == len(self.pool.groups):  # one that a step reads, and one that it writes
             return 2 - len({sequence.slot, sequence.next_slot} - {-1})
         most = self.pool.groups[group].most(len(sequence.tokens) + 1, self.limits.prefill_chunk)

@@ -11,7 +11,7 @@ Encode = Callable[[tokenizers.Tokenizer, str], tokenizers.Encoding]
 Span = tuple[int, int]
 
 
-class ApartEncoder:
+class LiteralEncoder:
     """`control` has the text of each control token by its id."""
 
     def __init__(self, library: tokenizers.Tokenizer, control: Mapping[int, str], encode: Encode) -> None:
@@ -43,7 +43,7 @@ class ApartEncoder:
         if not forged:
             return list(encoding.ids)
         ids: list[int] = []
-        done = after = 0  # where what has no ids yet begins, and the part after the last control token
+        done = after = 0  # where the text without ids yet begins, and the part after the last control token
         ours = self._spans(self._encode(self._library, marked))
         for start, end in [*((a, b) for a, b, token in ours if token in marked[a:b]), (len(text), len(text))]:
             if any(after <= first < start for first, _ in forged):
@@ -53,7 +53,7 @@ class ApartEncoder:
         return ids + self._ids(text[done:])
 
     def _spans(self, encoding: tokenizers.Encoding) -> list[tuple[int, int, str]]:
-        """Where control tokens are, and their texts."""
+        """Places of control tokens, and their texts."""
         found = [(index, self.control[token]) for index, token in enumerate(encoding.ids) if token in self.control]
         offsets = encoding.offsets if found else []
         return [(*offsets[index], token) for index, token in found]
@@ -79,7 +79,7 @@ class ApartEncoder:
 
     @cached_property
     def plain(self) -> tokenizers.Tokenizer:
-        """The tokenizer, with the same model in memory, that takes control tokens for text."""
+        """The tokenizer, sharing the model in memory, that treats control tokens as text."""
         plain = tokenizers.Tokenizer(self._library.model)
         plain.encode_special_tokens = True
         for step in ("normalizer", "pre_tokenizer"):

@@ -1,6 +1,6 @@
-"""Attention of few rows in parts of the keys that run in parallel and are then merged.
+"""Attention of decode rows: parts of the keys are computed in parallel and then merged.
 
-Dao et al. 2023, "Flash-Decoding for long-context inference". The parts of a row's keys depend on their number alone.
+Dao et al. 2023, "Flash-Decoding for long-context inference". How a row's keys are split depends only on their number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_PARTS = 128
 
 @dataclass(frozen=True)
 class RowKeys:
-    """The keys that each row sees: those of its sequence up to its own."""
+    """The keys that each row attends to: those of its sequence up to its own."""
 
     pages: Pages
     step: Step
@@ -36,7 +36,7 @@ class RowKeys:
 
 @dataclass(frozen=True)
 class _KeySplit:
-    """How the pages that a row sees are divided into parts."""
+    """How the pages of a row's keys are split into parts."""
 
     step: Step
     window: int

@@ -101,7 +101,7 @@ def test_a_model_of_more_rows_than_tokens(engine: Batching, tokenizer: Tokenizer
     compiler = GrammarCompiler(tokenizer, engine.vocab_size)
     source = GrammarSource("json_schema", json.dumps(SCHEMA))
     any_text = compiler.compile(GrammarSource("regex", "(.|\n)*"))
-    hot = SamplingParams(temperature=100.0, top_p=1.0, logit_bias=dict.fromkeys(range(257, 304), 100.0))
+    hot = SamplingParams(temperature=100.0, top_p=1.0, seed=1, logit_bias=dict.fromkeys(range(257, 304), 100.0))
     asked = [
         Request(
             [5, 6, 7],

@@ -154,7 +154,7 @@ void Learn() {
     cost.Observe(load, Read<double>());
     std::printf("[%.17g,%lld,%lld]\n", cost.Seconds(load),
                 static_cast<long long>(cost.PromptRows({load.few, load.few_keys, 0, 0}, 0.4, 100, 512)),
-                static_cast<long long>(cost.FewRowsFor(200)));
+                static_cast<long long>(cost.DecodeRowsFor(200)));
   }
 }
 

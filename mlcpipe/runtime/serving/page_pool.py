@@ -232,8 +232,10 @@ class PagePool:
     def release(self, sequence: Sequence) -> None:
         """Release all units of the sequence, its last page first, so that a prefix outlives its continuation."""
         self.truncate(sequence, 0)
-        for slot in {sequence.slot, sequence.next_slot} - {-1}:
-            self.drop(len(self.groups), slot)
+        if sequence.slot >= 0:
+            self.drop(len(self.groups), sequence.slot)
+        if sequence.next_slot not in (-1, sequence.slot):
+            self.drop(len(self.groups), sequence.next_slot)
         sequence.slot = sequence.next_slot = -1
         sequence.checkpoint = None
         sequence.kept_from = [0] * len(self.groups)

@@ -328,9 +328,13 @@ class Scheduler:
             self.pool.advance(sequence, count)
             if not drawing:
                 self._got(sequence, (), events, now)
-            for one, token in zip(drawing, got):
-                if token != NOT_DRAWN and (one is sequence or self.admission.fork(sequence, one)):
-                    self._got(one, (token,), events, now)
+            started = [  # all of them before the first may end, which gives its pages back
+                (one, token)
+                for one, token in zip(drawing, got)
+                if token != NOT_DRAWN and (one is sequence or self.admission.fork(sequence, one))
+            ]
+            for one, token in started:
+                self._got(one, (token,), events, now)
             if late:
                 sequence.computed -= 1
                 self._got(sequence, (), events, now)

@@ -153,3 +153,15 @@ def test_a_preempted_answer_is_recomputed_as_decode_rows() -> None:
     assert max(again) > 1 and sum(again) > 99 and max(again) <= 8
     assert young.tokens == alone(young.request, simulation.groups)
     assert len(simulation.times[young]) == 100
+
+
+@pytest.mark.parametrize("slots", [0, 12])
+def test_an_answer_of_one_token_leaves_its_prompt_to_others(slots: int) -> None:
+    """The first of equal prompts ends with the token that the others start from."""
+    simulation = Simulation(limits=LIMITS, slots=slots)
+    prompt = words(random.Random(0), 150)
+    several = [simulation.submit(prompt, most) for most in (1, 20, 30)]
+    simulation.run()
+    assert sum(rows.rows for step in simulation.steps for rows in step.prefill) == len(prompt)
+    for one in several:
+        assert one.tokens == alone(one.request, simulation.groups, slots=slots)

@@ -99,7 +99,7 @@ int64_t CostModel::PromptRows(const Load& load, double step_s, int64_t depth, in
   return std::min(most, std::max(kPage, whole / kPage * kPage));
 }
 
-int64_t CostModel::FewRowsFor(int64_t many) const {
+int64_t CostModel::DecodeRowsFor(int64_t many) const {
   const double few = costs_[1], row = costs_[3];
   const int64_t fits = few > 0 ? static_cast<int64_t>(static_cast<double>(many) * row / few) : many;
   return std::max<int64_t>(1, std::min(many, fits));

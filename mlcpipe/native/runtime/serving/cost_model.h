@@ -34,7 +34,7 @@ class CostModel {
   // multiple of a page, at least one: prompts go on, however slow the device is.
   int64_t PromptRows(const Load& load, double step_s, int64_t depth, int64_t most) const;
   // How many few rows cost what so many rows of a prompt do, at least one.
-  int64_t FewRowsFor(int64_t many) const;
+  int64_t DecodeRowsFor(int64_t many) const;
   // A step of this load took so long.
   void Observe(const Load& load, double seconds);
 

@@ -42,8 +42,8 @@ Scheduler::Scheduler(std::vector<PageGroup> groups, int64_t slots, const Limits&
       pool_(std::move(groups), slots),
       tree_(&pool_, limits.recompute_above, rope_above),
       cost_(cost),
-      residency_(&pool_, &tree_, this->limits) {
-  residency_.on_preemption = [this](const Sequence& sequence) { Unplan(sequence); };
+      admission_(&pool_, &tree_, this->limits) {
+  admission_.on_preemption = [this](const Sequence& sequence) { Unplan(sequence); };
 }
 
 SequencePointer Scheduler::Submit(Request request) {
@@ -61,13 +61,13 @@ SequencePointer Scheduler::Submit(Request request) {
         .Expected("at most " + std::to_string(group.pages * kPage) + " tokens")
         .Found(std::to_string(most));
   }
-  if (static_cast<int64_t>(residency_.waiting_count()) >= limits.queue) {
+  if (static_cast<int64_t>(admission_.waiting_count()) >= limits.queue) {
     throw Error(Code::kResource, std::to_string(limits.queue) + " requests wait already").Next("try again later");
   }
   auto sequence = std::make_shared<Sequence>(next_id_++, std::move(request), pool_.groups.size());
   sequence->tokens.reserve(static_cast<size_t>(most));
   for (auto& table : sequence->tables) table.reserve(static_cast<size_t>(PagesOf(most)));
-  residency_.Move(sequence, State::kWaiting);
+  admission_.Move(sequence, State::kWaiting);
   if (const auto deadline_s = sequence->request.deadline_s) deadlines_[{*deadline_s, sequence->id}] = sequence;
   return sequence;
 }
@@ -83,7 +83,7 @@ bool Scheduler::Cancel(const SequencePointer& sequence, End end) {
 void Scheduler::Finish(const SequencePointer& sequence) {
   if (const auto deadline_s = sequence->request.deadline_s) deadlines_.erase({*deadline_s, sequence->id});
   if (head_ == sequence) head_ = nullptr;
-  residency_.Finish(sequence);
+  admission_.Finish(sequence);
 }
 
 std::vector<Event> Scheduler::Expire(double now) {
@@ -101,7 +101,7 @@ const Step* Scheduler::Plan(double now) {
   step_.few.clear();
   step_.many.clear();
   step_.planned = planned_ = now;
-  residency_.forking = 0;
+  admission_.forking = 0;
   PlanAnswers();
   PlanPrompts(now);
   head_rows_ = many_rows_ = 0;
@@ -115,9 +115,9 @@ const Step* Scheduler::Plan(double now) {
 
 // A row of each who answers.
 void Scheduler::PlanAnswers() {
-  answering_ = residency_.running;
+  answering_ = admission_.running;
   for (const SequencePointer& sequence : answering_) {
-    while (sequence->state == State::kRunning && !tree_.Reserve(sequence.get(), 1)) residency_.GiveWay(*sequence);
+    while (sequence->state == State::kRunning && !tree_.Reserve(sequence.get(), 1)) admission_.PreemptFor(*sequence);
     if (sequence->state == State::kRunning) step_.few.push_back({sequence, 1, true});
   }
 }
@@ -137,14 +137,14 @@ void Scheduler::PlanPrompts(double now) {
   bool full = false;  // nobody passes a request for which there is no room
   for (const SequencePointer& sequence : ordered) {
     if (rows <= 0) break;
-    if (sequence->state == State::kWaiting && (full || !residency_.Admit(sequence))) {
-      full = full || !sequence->behind;
+    if (sequence->state == State::kWaiting && (full || !admission_.Admit(sequence))) {
+      full = full || !sequence->leader;
       continue;
     }
     if (sequence->computed < sequence->few_from) {
       rows -= PlanMany(sequence, rows);
     } else {
-      const int64_t fits = cost_.FewRowsFor(rows), count = PlanFew(sequence, std::min(few_rows, fits));
+      const int64_t fits = cost_.DecodeRowsFor(rows), count = PlanFew(sequence, std::min(few_rows, fits));
       few_rows -= count;
       rows -= (count * rows + fits - 1) / fits;
     }
@@ -153,9 +153,9 @@ void Scheduler::PlanPrompts(double now) {
 
 // Prompts under way and requests that could be admitted now, with some more: by level, then those under way, then by arrival.
 Ordered Scheduler::Sorted(double now) const {
-  Ordered all = residency_.prefilling;
-  const size_t most = all.size() + static_cast<size_t>(std::max<int64_t>(0, residency_.places())) + kLookAhead;
-  for (const Ordered& sequences : residency_.waiting) all.insert(all.end(), sequences.begin(), sequences.end());
+  Ordered all = admission_.prefilling;
+  const size_t most = all.size() + static_cast<size_t>(std::max<int64_t>(0, admission_.places())) + kLookAhead;
+  for (const Ordered& sequences : admission_.waiting) all.insert(all.end(), sequences.begin(), sequences.end());
   const auto key = [now](const SequencePointer& one) {
     return std::make_tuple(-LevelOf(*one, now), one->state == State::kWaiting, one->request.arrival, one->id);
   };
@@ -196,7 +196,7 @@ int64_t Scheduler::PlanMany(const SequencePointer& sequence, int64_t rows) {
   if (!count) return 0;
   std::vector<SequencePointer> drawing;
   if (begin + count == sequence->length()) {
-    drawing = residency_.Alike(sequence);
+    drawing = admission_.SamePrompt(sequence);
     drawing.insert(drawing.begin(), sequence);
   }
   step_.many.push_back({sequence, begin, count, std::move(drawing)});
@@ -215,7 +215,7 @@ int64_t Scheduler::ReserveSome(Sequence* sequence, int64_t rows) {
   while (rows && !tree_.Reserve(sequence, rows)) {
     if (rows > kPage) {
       rows = (rows - 1) / kPage * kPage;
-    } else if (!step_.few.empty() || !step_.many.empty() || !residency_.GiveWay(*sequence)) {
+    } else if (!step_.few.empty() || !step_.many.empty() || !admission_.PreemptFor(*sequence)) {
       return 0;
     }
   }
@@ -247,7 +247,7 @@ const std::vector<Event>& Scheduler::Settle(const Step& step, const std::vector<
     if (one.drawing.empty()) Got(one.sequence, std::nullopt);
     std::vector<bool> started;
     for (const SequencePointer& each : one.drawing) {
-      started.push_back(each == one.sequence || residency_.Fork(*one.sequence, each));
+      started.push_back(each == one.sequence || admission_.Fork(*one.sequence, each));
     }
     for (size_t i = 0; i < one.drawing.size(); ++i) {
       if (started[i]) Got(one.drawing[i], drawn[first + i]);
@@ -270,9 +270,9 @@ void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> toke
   } else if (Crossed(*sequence)) {
     pool_.Release(sequence.get());
     sequence->few_from = sequence->length();
-    residency_.Move(sequence, State::kPrefilling);
+    admission_.Move(sequence, State::kPrefilling);
   } else if (sequence->left() == 1 && sequence->computed >= sequence->few_from) {
-    residency_.Move(sequence, State::kRunning);
+    admission_.Move(sequence, State::kRunning);
   }
 }
 

@@ -3,7 +3,7 @@
 #define MLCPIPE_RUNTIME_SERVING_SCHEDULER_H_
 
 #include "serving/cost_model.h"
-#include "serving/residency.h"
+#include "serving/admission.h"
 
 namespace mlcpipe::serving {
 
@@ -26,7 +26,7 @@ class Scheduler {
             const CostModel& cost);
 
   // Whether `Plan` has somebody to plan for.
-  bool has_work() const { return residency_.waiting_count() || !residency_.prefilling.empty() || !residency_.running.empty(); }
+  bool has_work() const { return admission_.waiting_count() || !admission_.prefilling.empty() || !admission_.running.empty(); }
   // The request waits. Throws kUsage where it could never be served, kResource where too many wait.
   SequencePointer Submit(Request request);
   // Ends a sequence and gives its pages back; what is under way for it is thrown away. After kError, which says that its
@@ -46,7 +46,7 @@ class Scheduler {
   PagePool pool_;
   PrefixTree tree_;
   CostModel cost_;
-  Residency residency_;
+  Admission admission_;
   int64_t next_id_ = 0;
   std::map<std::pair<double, int64_t>, SequencePointer> deadlines_;
   // The long prompt that the last step had for first, and what that step computed of it and of all prompts.

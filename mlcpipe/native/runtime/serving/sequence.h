@@ -72,8 +72,8 @@ struct Sequence {
   std::optional<int64_t> cached;  // tokens of the prompt that were found when the request was first admitted
   int preemptions = 0;
   double passed_s = 0;     // how long shorter prompts went before this one, less how long it was served since
-  SequencePointer behind;  // computes the beginning of this one, up to `behind_tokens`
-  int64_t behind_tokens = 0;
+  SequencePointer leader;  // computes the beginning of this one, up to `leader_tokens`
+  int64_t leader_tokens = 0;
   std::optional<End> end;
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }

@@ -1,7 +1,7 @@
-// Who has pages and a place among the sequences under way, who waits for them, and who gives way
-// (mlcpipe/runtime/serving/residency.py).
-#ifndef MLCPIPE_RUNTIME_SERVING_RESIDENCY_H_
-#define MLCPIPE_RUNTIME_SERVING_RESIDENCY_H_
+// Admission and preemption: which sequences hold pages, which wait, which are preempted
+// (mlcpipe/runtime/serving/admission.py).
+#ifndef MLCPIPE_RUNTIME_SERVING_ADMISSION_H_
+#define MLCPIPE_RUNTIME_SERVING_ADMISSION_H_
 
 #include <functional>
 
@@ -28,9 +28,9 @@ int64_t LevelOf(const Sequence& sequence, double now);
 using Ordered = std::vector<SequencePointer>;
 
 // Each sequence that has not ended is in one list by its state; only those under way have pages.
-class Residency {
+class Admission {
  public:
-  Residency(PagePool* pool, PrefixTree* tree, const Limits& limits) : pool_(pool), tree_(tree), limits_(limits) {}
+  Admission(PagePool* pool, PrefixTree* tree, const Limits& limits) : pool_(pool), tree_(tree), limits_(limits) {}
 
   // How many more sequences may be under way.
   int64_t places() const;
@@ -39,20 +39,20 @@ class Residency {
   void Move(const SequencePointer& sequence, State state);
   // The youngest of the lowest class is preempted, among those who have not given way too often; false if that is the
   // sequence itself.
-  bool GiveWay(const Sequence& sequence);
+  bool PreemptFor(const Sequence& sequence);
   // The sequence has no pages and is in no list.
   void Finish(const SequencePointer& sequence);
   // A waiting sequence gets under way with the pages that are found; false if it has to wait: behind one that computes a
   // prefix of its own, or where its prompt would take pages that those under way were promised. Lower classes give way.
   bool Admit(const SequencePointer& sequence);
   // Who waits with the same prompt and will start where this one's ends, as far as there are places and pages.
-  std::vector<SequencePointer> Alike(const SequencePointer& first);
+  std::vector<SequencePointer> SamePrompt(const SequencePointer& first);
   // The sequence starts with the pages of `first`, whose prompt it has; false if it does not wait any more.
   bool Fork(const Sequence& first, const SequencePointer& sequence);
 
   Ordered waiting[3];  // by class, the lowest first
   Ordered prefilling, running;
-  int64_t forking = 0;  // places that the step being planned gives to those of `Alike`
+  int64_t forking = 0;  // places that the step being planned gives to those of `SamePrompt`
   std::function<void(const Sequence&)> on_preemption;
 
  private:
@@ -64,14 +64,14 @@ class Residency {
   Ordered& ListOf(const Sequence& sequence, State state);
   std::vector<SequencePointer> Active() const;
   void Preempt(const SequencePointer& sequence);
-  bool GiveWayBelow(int priority);
-  bool IsBehind(Sequence* sequence) const;
-  void LookBehind(Sequence* sequence) const;
+  bool PreemptBelow(int priority);
+  bool AwaitsLeader(Sequence* sequence) const;
+  void FindLeader(Sequence* sequence) const;
   bool MakeRoom(const Sequence& sequence);
   bool Fits(const Sequence& sequence) const;
-  int64_t ToCome(size_t kind, const Sequence& sequence) const;
+  int64_t UnitsNeeded(size_t kind, const Sequence& sequence) const;
 };
 
 }  // namespace mlcpipe::serving
 
-#endif  // MLCPIPE_RUNTIME_SERVING_RESIDENCY_H_
+#endif  // MLCPIPE_RUNTIME_SERVING_ADMISSION_H_

@@ -1,4 +1,4 @@
-#include "serving/residency.h"
+#include "serving/admission.h"
 
 namespace mlcpipe::serving {
 namespace {
@@ -23,16 +23,16 @@ int64_t LevelOf(const Sequence& sequence, double now) {
   return sequence.request.priority + static_cast<int64_t>((now - sequence.request.arrival) / kAgingS);
 }
 
-int64_t Residency::places() const {
+int64_t Admission::places() const {
   return limits_.sequences - static_cast<int64_t>(running.size() + prefilling.size()) - forking;
 }
 
-Ordered& Residency::ListOf(const Sequence& sequence, State state) {
+Ordered& Admission::ListOf(const Sequence& sequence, State state) {
   if (state == State::kWaiting) return waiting[sequence.request.priority - kMinPriority];
   return state == State::kRunning ? running : prefilling;
 }
 
-void Residency::Move(const SequencePointer& sequence, State state) {
+void Admission::Move(const SequencePointer& sequence, State state) {
   if (sequence->state == state && state != State::kWaiting) return;
   if (sequence->state != State::kEnded) {
     Ordered& from = ListOf(*sequence, sequence->state);
@@ -45,13 +45,13 @@ void Residency::Move(const SequencePointer& sequence, State state) {
   to.insert(std::lower_bound(to.begin(), to.end(), sequence, Before), sequence);
 }
 
-std::vector<SequencePointer> Residency::Active() const {
+std::vector<SequencePointer> Admission::Active() const {
   std::vector<SequencePointer> active = running;
   active.insert(active.end(), prefilling.begin(), prefilling.end());
   return active;
 }
 
-bool Residency::GiveWay(const Sequence& sequence) {
+bool Admission::PreemptFor(const Sequence& sequence) {
   const auto active = Active();
   if (active.size() == 1 && active[0].get() == &sequence && tree_->has_pins()) {
     tree_->Unpin();
@@ -67,7 +67,7 @@ bool Residency::GiveWay(const Sequence& sequence) {
   return victim.get() != &sequence;
 }
 
-bool Residency::GiveWayBelow(int priority) {
+bool Admission::PreemptBelow(int priority) {
   SequencePointer victim;
   for (const SequencePointer& one : Active()) {
     const bool may = one->request.priority < priority && one->preemptions < kProtected;
@@ -78,39 +78,39 @@ bool Residency::GiveWayBelow(int priority) {
 }
 
 // Its full pages are in the tree, so that coming back costs what is evicted meanwhile.
-void Residency::Preempt(const SequencePointer& sequence) {
+void Admission::Preempt(const SequencePointer& sequence) {
   on_preemption(*sequence);
   pool_->Release(sequence.get());
   ++sequence->preemptions;
   Move(sequence, State::kWaiting);
 }
 
-void Residency::Finish(const SequencePointer& sequence) {
+void Admission::Finish(const SequencePointer& sequence) {
   if (sequence->request.keep && sequence->shared) tree_->Pin(*sequence);
   pool_->Release(sequence.get());
-  sequence->behind = nullptr;
+  sequence->leader = nullptr;
   Move(sequence, State::kEnded);
 }
 
 // Whether another sequence is about to compute pages that this waiting one needs and does not find.
-bool Residency::IsBehind(Sequence* sequence) const {
-  const SequencePointer& first = sequence->behind;
-  if (first && first->state == State::kPrefilling && first->computed < sequence->behind_tokens) return true;
-  sequence->behind = nullptr;
+bool Admission::AwaitsLeader(Sequence* sequence) const {
+  const SequencePointer& first = sequence->leader;
+  if (first && first->state == State::kPrefilling && first->computed < sequence->leader_tokens) return true;
+  sequence->leader = nullptr;
   return false;
 }
 
-bool Residency::Admit(const SequencePointer& sequence) {
-  if (IsBehind(sequence.get()) || (blocked_id_ == sequence->id && blocked_frees_ == pool_->frees)) return false;
+bool Admission::Admit(const SequencePointer& sequence) {
+  if (AwaitsLeader(sequence.get()) || (blocked_id_ == sequence->id && blocked_frees_ == pool_->frees)) return false;
   tree_->Take(sequence.get());
-  LookBehind(sequence.get());
-  if (!sequence->behind && MakeRoom(*sequence)) {
+  FindLeader(sequence.get());
+  if (!sequence->leader && MakeRoom(*sequence)) {
     CountCached(sequence.get());
     Move(sequence, State::kPrefilling);
     return true;
   }
   pool_->Release(sequence.get());
-  if (!sequence->behind) {
+  if (!sequence->leader) {
     blocked_id_ = sequence->id;
     blocked_frees_ = pool_->frees;
   }
@@ -118,16 +118,16 @@ bool Residency::Admit(const SequencePointer& sequence) {
 }
 
 // A place and pages for it; false if nobody who has them gives way.
-bool Residency::MakeRoom(const Sequence& sequence) {
+bool Admission::MakeRoom(const Sequence& sequence) {
   while (places() <= 0 || !Fits(sequence)) {
-    if (GiveWayBelow(sequence.request.priority)) continue;
+    if (PreemptBelow(sequence.request.priority)) continue;
     if (!running.empty() || !prefilling.empty() || !tree_->has_pins()) return false;
     tree_->Unpin();
   }
   return true;
 }
 
-std::vector<SequencePointer> Residency::Alike(const SequencePointer& first) {
+std::vector<SequencePointer> Admission::SamePrompt(const SequencePointer& first) {
   if (first->answer()) return {};
   int64_t room = places();
   const int64_t taken = static_cast<int64_t>(running.size() + prefilling.size()) + forking;
@@ -139,8 +139,8 @@ std::vector<SequencePointer> Residency::Alike(const SequencePointer& first) {
       const bool same = !one->answer() && one->tokens == first->tokens &&
                         tree_->FamilyOf(*one) == tree_->FamilyOf(*first);
       if (!same || !exact || static_cast<int64_t>(found.size()) >= room) continue;
-      one->behind = first;
-      one->behind_tokens = first->length();
+      one->leader = first;
+      one->leader_tokens = first->length();
       found.push_back(one);
     }
   }
@@ -148,7 +148,7 @@ std::vector<SequencePointer> Residency::Alike(const SequencePointer& first) {
   return found;
 }
 
-bool Residency::Fork(const Sequence& first, const SequencePointer& sequence) {
+bool Admission::Fork(const Sequence& first, const SequencePointer& sequence) {
   if (sequence->state != State::kWaiting) return false;
   pool_->Fork(first, sequence.get());
   CountCached(sequence.get());
@@ -156,8 +156,8 @@ bool Residency::Fork(const Sequence& first, const SequencePointer& sequence) {
   return true;
 }
 
-// Sets `behind` where a prompt under way has the next page of this one, and has yet to compute it.
-void Residency::LookBehind(Sequence* sequence) const {
+// Sets `leader` where a prompt under way has the next page of this one, and has yet to compute it.
+void Admission::FindLeader(Sequence* sequence) const {
   int64_t at = sequence->computed / kPage;
   const int64_t last = std::min(sequence->few_from, sequence->length() - 1) / kPage;
   for (const SequencePointer& first : prefilling) {
@@ -165,24 +165,24 @@ void Residency::LookBehind(Sequence* sequence) const {
     if (first->computed / kPage > at || end <= at || tree_->FamilyOf(*first) != tree_->FamilyOf(*sequence)) continue;
     if (!SamePages(*first, *sequence, 0, at + 1)) continue;
     while (at < end && SamePages(*first, *sequence, at, at + 1)) ++at;
-    sequence->behind = first;
-    sequence->behind_tokens = at * kPage;
+    sequence->leader = first;
+    sequence->leader_tokens = at * kPage;
     return;
   }
 }
 
 // Whether there are pages for all its tokens, and slots, beside what prompts under way and answers will need.
-bool Residency::Fits(const Sequence& sequence) const {
+bool Admission::Fits(const Sequence& sequence) const {
   for (size_t kind = 0; kind < pool_->units.size(); ++kind) {
-    auto needed = ToCome(kind, sequence) + static_cast<int64_t>(running.size());
-    for (const SequencePointer& other : prefilling) needed += ToCome(kind, *other);
+    auto needed = UnitsNeeded(kind, sequence) + static_cast<int64_t>(running.size());
+    for (const SequencePointer& other : prefilling) needed += UnitsNeeded(kind, *other);
     if (needed > pool_->units[kind].available()) return false;
   }
   return true;
 }
 
 // Units that a sequence needs beyond those it has, to draw its next token.
-int64_t Residency::ToCome(size_t kind, const Sequence& sequence) const {
+int64_t Admission::UnitsNeeded(size_t kind, const Sequence& sequence) const {
   if (kind == pool_->groups.size()) {  // one that a step reads, and one that it writes
     const bool same = sequence.slot == sequence.next_slot;
     return 2 - (sequence.slot != kNoUnit) - (sequence.next_slot != kNoUnit && !same);

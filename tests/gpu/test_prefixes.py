@@ -48,10 +48,9 @@ def test_a_saved_prompt_is_not_computed_again(gpu: Gpu, tmp_path: Path) -> None:
     (folder := tmp_path / "prefixes").mkdir()
     store = PrefixStore(folder, load_bundle(bundle, 256, 2).manifest, 256)
     with opened(bundle) as engine:
-        engine.check_savable()
         expected, cached = answer(engine, prompt)
-        layers = engine.copy_prefix(prompt[:TOKENS]).result()
-        assert cached == 0 and all(len(pages) == TOKENS // 16 and pages.any() for pages in layers)
+        kept, layers = engine.copy_prefix(prompt[:TOKENS]).result()
+        assert (cached, kept) == (0, TOKENS) and all(len(pages) == TOKENS // 16 and pages.any() for pages in layers)
         store.write("a", prompt[:TOKENS], layers, "")
         assert answer(engine, prompt) == (expected, TOKENS)
     with opened(bundle) as engine:
@@ -59,7 +58,7 @@ def test_a_saved_prompt_is_not_computed_again(gpu: Gpu, tmp_path: Path) -> None:
             answer(engine, rng.choices(others, k=length))
         engine.restore_prefix(store.read("a", "")).result()
         assert answer(engine, prompt) == (expected, TOKENS)
-        again = engine.copy_prefix(prompt[:TOKENS]).result()
+        _, again = engine.copy_prefix(prompt[:TOKENS]).result()
         assert all((one == other).all() for one, other in zip(again, layers, strict=True))
         long = engine.submit(Request(rng.choices(others, k=200), 50, SamplingParams(temperature=0.0)))
         next(iter(long))

@@ -19,7 +19,7 @@ from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.batching import Batching
-from mlcpipe.runtime.serving.executor import Executor, Pages
+from mlcpipe.runtime.serving.executor import Executor, UnitBytes
 from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.runtime.serving.open_engine import open_engine
 from mlcpipe.runtime.serving.swap import Swap
@@ -62,10 +62,9 @@ def always(swap: Swap) -> None:
 
 def test_pages_are_copied_one_run_at_a_time(bundle: LoadedBundle) -> None:
     executor = Steps(bundle, kv_tokens=256).core.executor
-    written = np.random.default_rng(1).integers(
-        -128, 128, (5, len(executor.pages), bundle.manifest.page_bytes), np.int8
-    )
-    executor.copy_in(range(16), np.zeros((16, *written.shape[1:]), np.int8))
+    nbytes = sum(state.unit_bytes for state in bundle.manifest.states)
+    written = np.random.default_rng(1).integers(-128, 128, (5, nbytes), np.int8)
+    executor.copy_in(range(16), np.zeros((16, nbytes), np.int8))
     executor.copy_in([7, 2, 15, 3, 8], written)
     found = executor.copy_out([8, 3, 0, 2, 15, 7])
     np.testing.assert_array_equal(found, [written[4], written[3], 0 * written[0], written[1], written[2], written[0]])
@@ -87,12 +86,13 @@ def test_logits_are_those_of_sequences_that_never_gave_way(bundle: LoadedBundle)
 
 
 def fail_half_way(executor: Executor) -> None:
-    """Every other copy to the device, with one layer overwritten."""
+    """Every other copy to the device, with one state overwritten."""
     calls, copy_in = itertools.count(), executor.copy_in
 
-    def failing(ids: Sequence[int], pages: Pages) -> None:
+    def failing(ids: Sequence[int], pages: UnitBytes) -> None:
         if next(calls) % 2 == 0:
-            executor.write_pages(0, ids, pages[:, 0] + 1)
+            first = executor.bundle.manifest.states[0].unit_bytes
+            executor.write_units(0, ids, pages[:, :first] + 1)
             raise ResourceError("no memory")
         copy_in(ids, pages)
 
@@ -128,7 +128,7 @@ def test_how_much_the_host_keeps(bundle: LoadedBundle, checkpoint: Path, monkeyp
         swap = engine._core.scheduler.admission.swap
         rooms.append(0 if swap is None else swap.room)
         engine.close()
-    kv_bytes = 2 * 256 // 16 * bundle.manifest.page_bytes * bundle.manifest.model.num_layers
+    kv_bytes = 2 * 256 * bundle.manifest.kv_bytes_per_token
     assert rooms == [(free.nbytes - kv_bytes) // 4, 12345, 0]
     with pytest.raises(ResourceError, match="not enough memory for --swap-bytes"):
         open_engine(LoadedModel(bundle), **options, swap_bytes=2 << 30)

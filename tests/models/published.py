@@ -35,6 +35,6 @@ def generated(family: str, target_name: str, scheme: str, backend: Backend) -> s
     layers = 2 if family.startswith(("gemma", "gpt_oss")) else 1
     sizes = {"head_dim": 128, "vocab_size": 32000, "max_position_embeddings": 4096, **SIZES.get(family, SIZES["llama"])}
     model = prepare_model(small_configs.config(family, num_hidden_layers=layers, **sizes), target, quantization)
-    chunk = prefill_chunk(model.facts, target, 4096)
+    chunk = prefill_chunk(model, target, 4096)
     scheduled = pipeline.run(export(model, target, quantization, chunk), *pipeline.SHARED, pipeline.SCHEDULE)
     return backend.source(scheduled)

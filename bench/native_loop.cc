@@ -60,7 +60,7 @@ void Watch(mlcpipe::Sampler* sampler) {
 
 template <typename Model>
 void Watch(Model* model) {
-  for (Function* one : {&model->few_, &model->many_}) Watch(one);
+  for (Function* one : {&model->decode_, &model->prefill_}) Watch(one);
   Watch(&model->sampler_);
 }
 

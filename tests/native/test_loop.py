@@ -1,4 +1,4 @@
-"""The loop around a model's forwards takes no memory from the heap."""
+"""The loop around a model's forwards takes memory from the heap at the border of a page, and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.native.conftest import private_cache
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
 TOKENS = 64
-# A page of tokens takes nodes of the prefix tree, and the cost model is fitted now and then.
-SEVERAL = 3.0
+# Allocations a token: each 16 tokens make a node of the prefix tree; of several answers the cost model is fitted, too.
+ONE, SEVERAL = 0.5, 3.0
 
 
-def test_no_token_of_an_answer_allocates(
+def test_only_pages_of_tokens_allocate(
     demo_bundles: Bundles, copy_of: Callable[[Path], Path], shared: Path, tmp_path: Path
 ) -> None:
     """TVM's virtual machine does, which shows that allocations are counted."""
@@ -30,6 +30,6 @@ def test_no_token_of_an_answer_allocates(
     except UsageError as error:
         pytest.skip(str(error))
     greedy, drawn, several = loop_costs(program, copy_of(demo_bundles["q4f16_1"]), TOKENS, [4])
-    assert greedy.own_allocations == drawn.own_allocations == 0
+    assert all(0 < one.own_allocations < ONE for one in (greedy, drawn))
     assert 0 < several.own_allocations < SEVERAL
     assert min(one.model_allocations for one in (greedy, drawn, several)) > 1

@@ -58,6 +58,7 @@ def answers(made: Batching, count: int, tokens: int = 40) -> list[list[int | Non
 def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is worth its time or not; from the head alone."""
     monkeypatch.setattr(draft_model, "_TRIALS", 1 << 30)
+    monkeypatch.setattr(CostModel, "may_draft", lambda self, load, rows: True)
     monkeypatch.setattr(CostModel, "draft_rows", lambda self, load, gains: len(gains))
     monkeypatch.setattr(Search, "pays", lambda self: True)
 

@@ -68,6 +68,7 @@ def wrong(share: float) -> Callable[[DraftModel, Step], list[int]]:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is worth its time or not."""
     monkeypatch.setattr(draft_model, "_TRIALS", 1 << 30)
+    monkeypatch.setattr(CostModel, "may_draft", lambda self, load, rows: True)
     monkeypatch.setattr(CostModel, "draft_rows", lambda self, load, gains: len(gains))
     monkeypatch.setattr(Search, "pays", lambda self: True)
 

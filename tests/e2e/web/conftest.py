@@ -155,8 +155,10 @@ def write_fake_bundle(folder: Path, features: list[str], seed: int, *, companion
 
 def fake_states(dim: int) -> list[dict[str, Any]]:
     """Keys and values of four layers with two KV heads: 64 bytes of a token for each of `dim`."""
-    parts = [{"name": name, "dtype": "float32", "shape": [16, dim]} for name in ("keys", "values")]
-    return [{"name": f"layers.{i}.attention", "kind": "pages", "copies": 1, "parts": parts} for i in range(4)]
+    parts = [{"name": name, "dtype": "float32", "shape": [16, dim], "token_axis": 0} for name in ("keys", "values")]
+    return [
+        {"name": f"layers.{i}.attention", "kind": "pages", "copies": 1, "parts": parts, "layers": [i]} for i in range(4)
+    ]
 
 
 def fake_variants(features: list[str], *, companion: bool) -> list[dict[str, Any]]:

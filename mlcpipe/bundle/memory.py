@@ -30,7 +30,8 @@ class Units:
 
     def nbytes(self, states: Sequence[State]) -> int:
         """Bytes of all states."""
-        return sum(self.of(states, state) * state.unit_bytes for state in states)
+        count = dict(zip(windows_of(states), self.pages))
+        return sum((self.slots if one.kind == "slot" else count[one.window]) * one.unit_bytes for one in states)
 
 
 def pages_at_once(window: int, tokens: int, chunk: int) -> int:

@@ -37,8 +37,8 @@ _LOGITS_BYTES = 64 << 20
 class LoadedModel:
     """A loaded bundle with one sequence in its states.
 
-    Places beyond `length` tokens are never read, so an error or Ctrl-C half way leaves the tokens before. Callers on
-    several threads enter `exclusive`.
+    Places beyond `length` tokens are never read, so an error or Ctrl-C during a forward leaves the tokens before.
+    Callers on several threads enter `exclusive`.
 
     `revision` changes whenever the sequence does, so that a caller can tell that another one used it. `adapter` is the
     folder of a LoRA adapter for all computations; raises CheckpointError for one that cannot be used.
@@ -106,7 +106,7 @@ class LoadedModel:
         self.revision += 1
         self._pool = pool_of(self.bundle.manifest, self._units)
         self._tree = PrefixTree(self._pool, self._info.recompute_above, self._info.rope_above)
-        self._sequence, self._interrupted = self._begun([0]), False
+        self._sequence = self._begun([0])
 
     @property
     def prompt_tokens(self) -> int:
@@ -326,12 +326,12 @@ class LoadedModel:
 
     @contextmanager
     def _accounts(self) -> Iterator[None]:
-        """Inside, Ctrl-C may leave inconsistent accounts of pages; the next call then forgets all sequences."""
-        if self._interrupted:
+        """Inside, an error or Ctrl-C may leave accounts of pages that do not add up: all sequences are forgotten."""
+        try:
+            yield
+        except BaseException:
             self.reset()
-        self._interrupted = True
-        yield
-        self._interrupted = False
+            raise
 
     def _read(self, tensor: Any) -> NDArray[Any]:
         """The numbers of a tensor of the device, valid until the next call; waits until they are computed."""

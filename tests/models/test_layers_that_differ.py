@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,11 @@ from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.runtime.chat_file import SavedChat
+from mlcpipe.runtime.loading import load_bundle
+from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
 from tests.conftest import QUICK
+from tests.models.stepping import Steps
 
 Array = NDArray[Any]
 # Query heads, KV heads, window (0: all) of each layer.
@@ -87,16 +91,72 @@ def reference(given: dict[str, Array], tokens: list[int]) -> Array:
     return times(norm(x), "lm_head")
 
 
-def test_heads_and_windows_differ_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three groups of pages: logits of a prompt and of decode are numpy's; a target with one shape for all refuses."""
-    monkeypatch.setattr(export, "build_model", lambda config: build_from(config, build))
-    given, tokens = weights(), np.random.default_rng(1).integers(0, VOCAB, 120).tolist()
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    save_file(given, tmp_path / "model.safetensors")
-    engine = Engine(mlcpipe.compile(tmp_path, target=QUICK, quantization="q0f32", output=tmp_path / "bundle"))
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layers")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file(weights(), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "build_model", lambda config: build_from(config, build))
+        yield mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=checkpoint / "bundle")
+
+
+def words(count: int) -> list[int]:
+    found: list[int] = np.random.default_rng(1).integers(0, VOCAB, count).tolist()
+    return found
+
+
+def test_logits_are_those_of_numpy(bundle: Path) -> None:
+    """Three groups of pages; of a prompt, and of decode."""
+    engine, tokens = Engine(bundle), words(120)
     assert [state.window for state in engine.manifest.states] == [window for _, _, window in LAYERS]
-    expected = reference(given, tokens)
+    expected = reference(weights(), tokens)
     np.testing.assert_allclose(engine.logits(tokens), expected, atol=2e-4)
     np.testing.assert_allclose(engine.logits_stepwise(tokens, prefill_tokens=40), expected[39:], atol=2e-4)
+
+
+def test_a_saved_prefix_has_the_windows(bundle: Path) -> None:
+    """It has fewer pages of layers with a window, and an answer after it is the one that was computed whole."""
+    loaded, prompt = load_bundle(bundle), words(120)
+    one, other = Steps(loaded), Steps(loaded)
+    first = one.submit(prompt, 20)
+    one.run()
+    (count, states) = _result(copy_prefix(one.core, prompt[:112], ""))
+    assert count == 112 and [len(units) for units in states] == [7, 2, 3, 7]
+    _result(restore_prefix(other.core, SavedChat(prompt[:112], 112, None, states), ""))
+    again = other.submit(prompt, 20)
+    other.run()
+    assert again.cached == 112
+    np.testing.assert_array_equal(other.logits[again.id], one.logits[first.id])
+
+
+def test_a_saved_chat_has_the_windows(bundle: Path, tmp_path: Path) -> None:
+    one, other = Engine(bundle), Engine(bundle)
+    one.prefill(words(100))
+    tokens = [one.decode(7) for _ in range(12)]
+    one.save(tmp_path / "chat")
+    size = (tmp_path / "chat").stat().st_size
+    assert size < 112 * one.manifest.kv_bytes_per_token * 0.8, "pages that a window has left behind are not saved"
+    other.load(tmp_path / "chat")
+    assert [one.decode(token) for token in tokens] == [other.decode(token) for token in tokens]
+    # Less of it than all lacks the windows of what follows: it is computed again.
+    assert other.model.reusable(words(100)) == 0 and other.model.reusable([*other.model.tokens, 1]) == 124
+
+
+def test_a_target_with_one_shape_for_all_refuses(bundle: Path, checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="webgpu.*attention of one shape in every layer"):
-        mlcpipe.compile(tmp_path, target="webgpu", quantization="q0f32", output=tmp_path / "browser")
+        mlcpipe.compile(checkpoint, target="webgpu", quantization="q0f32", output=tmp_path / "browser")
+
+
+def _result(work: Generator[None, None, Any]) -> Any:
+    """What a generator returns."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as done:
+        return done.value

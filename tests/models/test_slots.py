@@ -111,7 +111,7 @@ def test_an_evicted_checkpoint_leaves_an_earlier_one(bundle: LoadedBundle) -> No
 
 
 def test_four_answers_to_one_prompt(bundle: LoadedBundle) -> None:
-    """They fork after it: none computes it again, and each goes on in a slot of its own."""
+    """They fork after it: none recomputes it, and each continues in its own slot."""
     steps, prompt = Steps(bundle), words(PROMPT)
     sequences = [steps.submit(prompt, ANSWER) for _ in range(4)]
     steps.run()

@@ -20,7 +20,7 @@ int64_t Checked(int64_t sequences) {
       .Found(std::to_string(sequences));
 }
 
-// Bytes that a run takes besides weights and states: of the two functions, as many rows as they get; their kernels'
+// Bytes of a run in addition to weights and states: the workspaces of both functions for the rows they get; their kernels'
 // scratch, which threads keep; logits; and the runtime's own.
 int64_t RunningBytes(const Manifest& manifest, const VariantInfo& variant, const Options& options) {
   const ModelInfo& model = manifest.model;

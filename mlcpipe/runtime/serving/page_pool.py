@@ -163,18 +163,17 @@ class PagePool:
             if before not in (-1, sequence.slot):
                 self.drop(len(self.groups), before)
 
-    def repeat(self, sequence: Sequence, rows: int) -> int:
-        """Record a step of `rows` rows whose last one has to be computed again -> how many rows count.
+    def repeat(self, sequence: Sequence, rows: int) -> None:
+        """Record a step of `rows` rows whose last one has to be computed again.
 
         States in slots cannot go back by a row, so none counts there; `redraws` kept the states before.
         """
         if self.slots is None:
             self.advance(sequence, rows - 1)
-            return rows - 1
+            return
         if sequence.next_slot not in (-1, sequence.slot):
             self.drop(len(self.groups), sequence.next_slot)
         sequence.next_slot = -1
-        return 0
 
     def _shares_end(self, group: int, sequence: Sequence) -> bool:
         """Whether the page of the next token has tokens already, and is not this sequence's alone."""

@@ -1,16 +1,21 @@
-"""A tool and a template with tools, for tests of styles."""
+"""What tests of styles share: tools, templates with tools, and what a parser reads."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from mlcpipe.runtime.text.harmony import MARKS
-from mlcpipe.server.tool_formats.style import Tool
+from mlcpipe.server.tool_formats import FORMATS
+from mlcpipe.server.tool_formats.style import Thought, Tool, ToolParser
 from tests.conftest import write_byte_tokenizer
 
+BY_NAME = {one.name: one for one in FORMATS}
+THINKS = "<|channel|>analysis<|message|>Rome, they say.<|end|>"  # harmony's
+NEXT = "<|start|>assistant"
 WEATHER = Tool(
     "weather",
     "Tells the weather",
@@ -63,3 +68,24 @@ def write_harmony_tokenizer(folder: Path) -> None:
     library.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|return|>", "chat_template": HARMONY}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def read(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    """The text and the calls of a stream in these pieces."""
+    return joined([*(one for piece in pieces for one in parser.push(piece)), *parser.finish()])
+
+
+def joined(pieces: list[Any]) -> tuple[str, list[tuple[str, Any]]]:
+    """The text and the calls that a parser gave in pieces."""
+    text, calls = "", list[list[str]]()
+    for found in pieces:
+        if isinstance(found, Thought):
+            continue
+        if isinstance(found, str):
+            text += found
+        elif found.name is not None:
+            assert (found.index, bool(found.id)) == (len(calls), True)
+            calls.append([found.name, found.arguments])
+        else:
+            calls[found.index][1] += found.arguments
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]

@@ -37,11 +37,15 @@ class LibraryFiles:
 
     @classmethod
     def from_entry(cls, facts: Any, code: bytes) -> LibraryFiles:
-        """The same again."""
+        """The same again. Raises ValueError for facts that are not names of files and sizes of all the code."""
         contents, at = {}, 0
         for name, nbytes in facts:
+            if not (isinstance(name, str) and name and Path(name).name == name and type(nbytes) is int and nbytes >= 0):
+                raise ValueError("no name and size of a file")
             contents[name] = code[at : at + nbytes]
             at += nbytes
+        if at != len(code):
+            raise ValueError("other sizes than the code's")
         return cls(contents)
 
 

@@ -327,3 +327,9 @@ def test_a_second_model_of_these_shapes_has_the_same_library(
     assert library(1, store) == first
     with pytest.raises(AssertionError, match="built again"):
         library(1, store, "q8f16_1")
+
+
+@pytest.mark.parametrize("facts", [[["../x", 3]], [["a/b", 3]], [["", 3]], [["x", 2]], [["x", -1], ["y", 4]], [[1, 3]]])
+def test_files_of_other_folders_or_sizes_are_refused(facts: list[Any]) -> None:
+    with pytest.raises(ValueError, match="name|size"):
+        LibraryFiles.from_entry(facts, b"abc")

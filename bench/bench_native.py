@@ -34,10 +34,10 @@ from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.compiler.backends.spirv.native import plugin
 from mlcpipe.compiler.link import find_cxx
 from mlcpipe.compiler.native_runtime import shared_library, write_program
-from mlcpipe.env import env
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.env import env
 from tests.native.android.conftest import (
     CLASSES,
     KOTLIN,

@@ -35,9 +35,9 @@ from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.compiler.link import find_cxx
 from mlcpipe.compiler.native_runtime import write_program
 from mlcpipe.devices.support.threads import physical_cores
-from mlcpipe.env import env
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.loading import prepare_bundle
+from mlcpipe.support.env import env
 
 _SEQUENCES = 8
 _STARTS_S = 120

@@ -29,15 +29,15 @@ from bench.program import command_line, run_program
 from mlcpipe.bundle import read_manifest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.cli.terminal import stderr_console, stdout_console
-from mlcpipe.defaults import AWQ, GPTQ, KEEP, LOCAL_TARGET, QUALITY_TOKENS, RTN, SEARCH
 from mlcpipe.errors import UsageError
-from mlcpipe.progress import Progress, console_progress
 from mlcpipe.quality.bits import choose_bits
 from mlcpipe.quality.measure import QualityOptions, score_prefill
 from mlcpipe.quality.reference import prepare_reference
 from mlcpipe.quality.sensitivity import measure_sensitivity
 from mlcpipe.quality.statistics import Scores, compare
 from mlcpipe.quantization.recipe import QuantizationRecipe
+from mlcpipe.support.defaults import AWQ, GPTQ, KEEP, LOCAL_TARGET, QUALITY_TOKENS, RTN, SEARCH
+from mlcpipe.support.progress import Progress, console_progress
 from mlcpipe.targets import load_target
 
 # Quantization, method, and whether it is calibrated on the ruler's text. The first is what the others are compared with.

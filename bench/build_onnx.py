@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.environment import make_environment, run
 from bench.program import command_line, run_program
-from mlcpipe.atomic import atomic_directory
+from mlcpipe.support.atomic import atomic_directory
 
 VERSION = "0.18.0"
 _PACKAGES = (

@@ -22,7 +22,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from bench.program import command_line, run_program
-from mlcpipe.atomic import atomic_directory
+from mlcpipe.support.atomic import atomic_directory
 
 # The published config.json of Qwen2-0.5B and SmolLM2-360M, and of Llama 3.2 1B without its RoPE scaling (which
 # llama.cpp keeps in a tensor and mlcpipe in a table: no difference in speed).

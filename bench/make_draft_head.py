@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from bench.make_checkpoint import SHAPES
 from bench.program import command_line, run_program
-from mlcpipe.atomic import atomic_directory
+from mlcpipe.support.atomic import atomic_directory
 
 KINDS = ("eagle", "medusa")
 _GUESSED = 32000  # tokens that the authors' EAGLE-3 heads guess

@@ -16,8 +16,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bench.program import command_line, run_program
-from mlcpipe.atomic import atomic_directory
 from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.support.atomic import atomic_directory
 
 FACTOR, EVERY = 32, 64
 _READERS = {

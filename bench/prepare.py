@@ -16,12 +16,12 @@ from mlcpipe.bundle import Manifest, read_manifest
 from mlcpipe.cli.terminal import stderr_console
 from mlcpipe.compiler.link import find_cxx
 from mlcpipe.compiler.native_runtime import write_program
-from mlcpipe.defaults import KEEP
-from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 from mlcpipe.loading import prepare_bundle
-from mlcpipe.progress import console_progress
 from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.support.defaults import KEEP
+from mlcpipe.support.env import env
+from mlcpipe.support.progress import console_progress
 
 # Types of GGUF files as llama.h numbers them (llama_ftype).
 FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37}

@@ -13,7 +13,7 @@ from mlcpipe.bundle import read_manifest
 from mlcpipe.cli.terminal import stderr_console
 from mlcpipe.errors import UsageError
 from mlcpipe.loading import prepare_bundle
-from mlcpipe.progress import console_progress
+from mlcpipe.support.progress import console_progress
 
 MODEL = "llama-25m"
 QUANTIZATION = "q4f16_1"

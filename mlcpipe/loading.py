@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from mlcpipe import devices
-from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
-from mlcpipe.env import env
 from mlcpipe.errors import TargetError, UsageError
-from mlcpipe.files import local_path
-from mlcpipe.private import private_folder
-from mlcpipe.progress import Progress, SilentProgress
+from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
+from mlcpipe.support.env import env
+from mlcpipe.support.files import local_path
+from mlcpipe.support.private import private_folder
+from mlcpipe.support.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     from mlcpipe.runtime.engine import Engine
@@ -116,7 +116,7 @@ def prepare_bundle(
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import with_draft_head
     from mlcpipe.quantization.recipe import recipe_name
-    from mlcpipe.resources import demo_model_path
+    from mlcpipe.support.resources import demo_model_path
 
     checkpoint = open_checkpoint(demo_model_path() if model is None else resolve(model, progress))
     head = None if draft_head is None else resolve(draft_head, progress)

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 
 from mlcpipe.errors import TargetError, last_line
 from mlcpipe.host import cpu_features
-from mlcpipe.json_files import Items, OnlyKnown, Table, invalid
-from mlcpipe.resources import targets_path
-from mlcpipe.toml_files import read_toml
+from mlcpipe.support.json_files import Items, OnlyKnown, Table, invalid
+from mlcpipe.support.resources import targets_path
+from mlcpipe.support.toml_files import read_toml
 
 MAX_BYTES = 1 << 16
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from mlcpipe.private import private_folder
+from mlcpipe.support.private import private_folder
 from tests.once import once, shared_folder, shared_work  # noqa: F401  fixtures
 from tests.tiers import (  # noqa: F401  hooks
     pytest_collection_modifyitems,
@@ -224,7 +224,7 @@ def wasm_runtime(own_cache: Path, shared: Path) -> None:
         pytest.skip("emcc is not installed")
     from mlcpipe.compiler.backends.wasm.emscripten import find_emcc
     from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
-    from mlcpipe.progress import SilentProgress
+    from mlcpipe.support.progress import SilentProgress
 
     with FileLock(shared / "wasm.lock"), shared_work():
         runtime_objects(find_emcc(), shared, SilentProgress())

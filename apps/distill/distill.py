@@ -23,15 +23,15 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from mlcpipe.atomic import atomic_directory, check_early
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlcpipe.checkpoint.checkpoint import CONFIG, SINGLE_FILE
 from mlcpipe.checkpoint.safetensors_writer import SafetensorsWriter, narrowed
 from mlcpipe.compiler.calibration.text import read_calibration
 from mlcpipe.errors import MlcpipeError, UsageError
-from mlcpipe.progress import Progress, console_progress
 from mlcpipe.pruning.recipe import Recipe, read_recipe
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.atomic import atomic_directory, check_early
+from mlcpipe.support.progress import Progress, console_progress
 
 _HELD_OUT = 0.1  # of the text, its end: the result is measured on it
 _HELD_OUT_ROWS = 16

@@ -24,13 +24,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy, silu
 from transformers import AutoModelForCausalLM
 
-from mlcpipe.atomic import atomic_directory, check_early
 from mlcpipe.checkpoint import open_checkpoint, resolve
 from mlcpipe.checkpoint.checkpoint import SINGLE_FILE
 from mlcpipe.compiler.calibration.text import read_calibration
 from mlcpipe.errors import MlcpipeError, UsageError
-from mlcpipe.progress import Progress, console_progress
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.atomic import atomic_directory, check_early
+from mlcpipe.support.progress import Progress, console_progress
 
 _HELD_OUT = 0.1  # of the text, its end: the result is measured on it
 _STAGES = 10  # of the run, each with the mean loss of the one before

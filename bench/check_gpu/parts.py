@@ -20,7 +20,7 @@ from mlcpipe import devices
 from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 
 Result = dict[str, Any]
 PROMPT, GREEDY = 48, 32

@@ -12,7 +12,7 @@ from pathlib import Path
 from mlcpipe.bundle.manifest import FileInfo, Manifest
 from mlcpipe.bundle.tensor_cache import RECOMPILE, TENSOR_CACHE, read_tensor_cache
 from mlcpipe.errors import BundleError
-from mlcpipe.private import private_folder
+from mlcpipe.support.private import private_folder
 
 _CHUNK = 1 << 20
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.bundle.quality import QualityInfo
 from mlcpipe.bundle.schema import Count, Frozen, Name, Positive
 from mlcpipe.bundle.states import States, check_states, kv_bytes_per_token
 from mlcpipe.bundle.tensor_cache import RECOMPILE
 from mlcpipe.errors import BundleError
-from mlcpipe.generated import shell_word
-from mlcpipe.json_files import Items, Table, read_json_object, validated
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.generated import shell_word
+from mlcpipe.support.json_files import Items, Table, read_json_object, validated
 from tir_schedules.sampling import SIGNATURES, sampling_names
 
 MANIFEST = "mlcpipe.json"

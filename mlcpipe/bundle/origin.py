@@ -15,12 +15,12 @@ from pathlib import Path
 
 from mlcpipe.bundle.manifest import MANIFEST, MAX_MANIFEST_BYTES, TargetInfo
 from mlcpipe.bundle.minisign import MAX_BYTES, PublicKey, Signature, parse_public_key
-from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ForeignBundleWarning, SignatureError
-from mlcpipe.files import read_bounded
-from mlcpipe.generated import shell_word
-from mlcpipe.json_files import shown
-from mlcpipe.private import check_private, private_folder
+from mlcpipe.support.env import env
+from mlcpipe.support.files import read_bounded
+from mlcpipe.support.generated import shell_word
+from mlcpipe.support.json_files import shown
+from mlcpipe.support.private import check_private, private_folder
 
 SIGNATURE = f"{MANIFEST}.minisig"
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from mlcpipe.bundle.manifest import FileInfo
 from mlcpipe.bundle.tensor_cache import ALIGNMENT, ITEM_BYTES, TENSOR_CACHE
-from mlcpipe.disk import full_disk_named
 from mlcpipe.errors import BundleError
+from mlcpipe.support.disk import full_disk_named
 
 DEFAULT_SHARD_BYTES = 32 << 20
 """MLC's published shard size: browsers fetch and cache one shard at a time."""

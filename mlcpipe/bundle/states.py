@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from mlcpipe.bundle.schema import Count, Frozen, Name, Positive
-from mlcpipe.json_files import Items
+from mlcpipe.support.json_files import Items
 from tir_schedules.step_layout import MAX_GROUPS, PAGE
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from mlcpipe.errors import BundleError
-from mlcpipe.json_files import read_json_object, validated
+from mlcpipe.support.json_files import read_json_object, validated
 
 TENSOR_CACHE = "tensor-cache.json"
 RECOMPILE = "recompile with: mlcpipe compile CHECKPOINT --output BUNDLE"

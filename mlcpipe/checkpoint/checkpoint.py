@@ -21,9 +21,9 @@ from mlcpipe.checkpoint.safetensors_reader import (
     read_float32,
     read_header,
 )
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.errors import CheckpointError, ConfigError
-from mlcpipe.json_files import read_json_object, shown, shown_path
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, KEEP
+from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 if TYPE_CHECKING:
     from mlcpipe.checkpoint.draft_heads import DraftHead

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.errors import CheckpointError, MlcpipeError
-from mlcpipe.files import file_size
-from mlcpipe.json_files import shown_path
-from mlcpipe.private import private_folder
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.files import file_size
+from mlcpipe.support.json_files import shown_path
+from mlcpipe.support.private import private_folder
 
 REMEMBERED_BYTES = 1 << 20  # hashing a smaller file is as fast as looking up its digest
 BUFFER_BYTES = 8 << 20

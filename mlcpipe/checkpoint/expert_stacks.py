@@ -23,7 +23,7 @@ from mlcpipe.checkpoint.quantized import QuantizedCheckpoint
 from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 MAX_EXPERTS = 4096
 MAX_TENSORS = 400_000  # of experts; gpt-oss-120b has 27,648

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.checkpoint.checkpoint import (
     CONFIG,
     EMBEDDING_FILES,
@@ -33,12 +32,13 @@ from mlcpipe.checkpoint.content_hash import file_digest
 from mlcpipe.checkpoint.gguf.choice import TAG, gguf_models
 from mlcpipe.checkpoint.ollama import resolve_ollama
 from mlcpipe.checkpoint.transfer import RemoteFile, fetch_file, read_answer
-from mlcpipe.disk import FULL_DISK, check_disk_space
-from mlcpipe.env import env, expanded
 from mlcpipe.errors import CheckpointError, DownloadError, ResourceError
-from mlcpipe.files import HUB_SCHEME, OLLAMA_SCHEME, local_path, read_bounded
-from mlcpipe.json_files import parse_json_object, shown, shown_path
-from mlcpipe.progress import Progress
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.disk import FULL_DISK, check_disk_space
+from mlcpipe.support.env import env, expanded
+from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME, local_path, read_bounded
+from mlcpipe.support.json_files import parse_json_object, shown, shown_path
+from mlcpipe.support.progress import Progress
 
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*(?<![.-])"  # no `..` or `--`, which the cache folder uses
 SPEC = re.compile(

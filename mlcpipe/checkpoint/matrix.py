@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 E8M0 = ("uint8", "float8_e8m0fnu")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.checkpoint.content_hash import file_digest
-from mlcpipe.env import env, expanded
 from mlcpipe.errors import CheckpointError
-from mlcpipe.files import OLLAMA_SCHEME
-from mlcpipe.json_files import read_json_object, shown, shown_path
+from mlcpipe.support.env import env, expanded
+from mlcpipe.support.files import OLLAMA_SCHEME
+from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 STORES = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")  # of a user, and of Linux's service
 MAX_MANIFEST_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_float32, read_header
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import read_json_object, shown, shown_path
+from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 1024

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.json_files import shown
+from mlcpipe.support.json_files import shown
 
 # Notes of the quantizing tools: the method, the program, fast kernels. The numbers do not depend on them.
 # AutoGPTQ, AutoAWQ, AutoRound, GPTQModel, llm-compressor, optimum, transformers.

@@ -18,7 +18,7 @@ from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, e4m3_values, e8m0_va
 from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.errors import CheckpointError, ConfigError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 FLOATS = ("MXFP4", "NVFP4", "fp4_g16_f32")
 _FIELD, _MLX_FIELD = "quantization_config", "quantization"

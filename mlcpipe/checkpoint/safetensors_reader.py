@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.errors import CheckpointError, ResourceError
-from mlcpipe.files import file_size
-from mlcpipe.json_files import parse_json_object, shown, shown_path
+from mlcpipe.support.files import file_size
+from mlcpipe.support.json_files import parse_json_object, shown, shown_path
 
 MAX_HEADER_BYTES = 32 << 20
 MAX_TENSORS = 100_000  # in one file; the largest checkpoints have 140,000 in hundreds of files

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.safetensors_reader import DTYPES, TensorInfo
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown
+from mlcpipe.support.json_files import shown
 
 _METADATA = {"__metadata__": {"format": "pt"}}  # required by old versions of transformers
 _LONGEST = 1 << 62  # no extent or offset has more digits

@@ -16,7 +16,7 @@ from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, check_tensor, matrix
 from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 SPARSE_PARTS = ("compressed", "bitmask", "shape")
 

@@ -27,10 +27,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from mlcpipe.atomic import only_writer
 from mlcpipe.errors import DownloadError
-from mlcpipe.json_files import shown, shown_path
-from mlcpipe.progress import Progress
+from mlcpipe.support.atomic import only_writer
+from mlcpipe.support.json_files import shown, shown_path
+from mlcpipe.support.progress import Progress
 
 if TYPE_CHECKING:
     import httpx2

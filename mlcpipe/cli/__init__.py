@@ -27,8 +27,8 @@ from mlcpipe.cli.quality import quality_command
 from mlcpipe.cli.serve import serve_command
 from mlcpipe.cli.sign import sign_command, trust_command
 from mlcpipe.cli.tune.command import tune_command
-from mlcpipe.env import env, name_a_home
 from mlcpipe.errors import CheckpointWarning, ForeignBundleWarning, MlcpipeError, UsageError, no_memory
+from mlcpipe.support.env import env, name_a_home
 
 app = typer.Typer(
     name="mlcpipe",

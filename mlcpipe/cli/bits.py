@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlcpipe.defaults import DEFAULT_QUANTIZATION
 from mlcpipe.errors import UsageError
-from mlcpipe.files import text_hash
-from mlcpipe.progress import Progress
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.support.files import text_hash
+from mlcpipe.support.progress import Progress
 
 if TYPE_CHECKING:
     from mlcpipe.checkpoint import Checkpoint

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.atomic import check_early
 from mlcpipe.cli.bits import check_bits, recipe_of_bits
 from mlcpipe.cli.options import (
     BitsOption,
@@ -28,12 +27,13 @@ from mlcpipe.cli.options import (
 )
 from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
-from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, NO_CALIBRATION, QUALITY_TOKENS
 from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names, check_runs_here
-from mlcpipe.progress import ConsoleProgress, Progress, console_progress
+from mlcpipe.support.atomic import check_early
+from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, NO_CALIBRATION, QUALITY_TOKENS
+from mlcpipe.support.progress import ConsoleProgress, Progress, console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
@@ -232,7 +232,7 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
 
 def _next_command(bundle: Path, manifest: Manifest) -> str:
     """The command that runs a bundle, here or on the machine that it was compiled for."""
-    from mlcpipe.generated import shell_word
+    from mlcpipe.support.generated import shell_word
 
     triple, word = manifest.target.triple, shell_word(bundle)
     if app := next((system for system in ("ios", "android") if system in triple), None):

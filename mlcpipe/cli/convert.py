@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from mlcpipe.atomic import check_early
 from mlcpipe.cli.options import (
     CalibrationOption,
     CheckpointArgument,
@@ -17,10 +16,11 @@ from mlcpipe.cli.options import (
     QuantizationOption,
 )
 from mlcpipe.cli.terminal import say, stderr_console, stdout_console
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names
-from mlcpipe.progress import console_progress
+from mlcpipe.support.atomic import check_early
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.support.progress import console_progress
 
 
 def convert_command(

@@ -14,14 +14,14 @@ import typer
 
 from mlcpipe.cli.terminal import cell, new_table, print_json, stderr_console, stdout_console
 from mlcpipe.compiler.link import linker_finding
-from mlcpipe.defaults import DEFAULT_TARGET
-from mlcpipe.env import env
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.host.cpu import core_counts
 from mlcpipe.host.finding import Finding, byte_size
 from mlcpipe.host.memory import free_memory
 from mlcpipe.host.versions import package_version, system_name
+from mlcpipe.support.defaults import DEFAULT_TARGET
+from mlcpipe.support.env import env
 from mlcpipe.version import PINNED, __version__
 
 _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}

@@ -17,11 +17,11 @@ from mlcpipe.cli.options import (
     check_at_least_one,
 )
 from mlcpipe.cli.terminal import print_json, stderr_console
-from mlcpipe.defaults import AUTO
 from mlcpipe.errors import UsageError, last_line
-from mlcpipe.files import read_bounded
 from mlcpipe.loading import engine_device, prepare_bundle
-from mlcpipe.progress import console_progress
+from mlcpipe.support.defaults import AUTO
+from mlcpipe.support.files import read_bounded
+from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.runtime.embedder import Embedder

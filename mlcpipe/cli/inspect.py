@@ -19,11 +19,11 @@ from mlcpipe.cli.options import (
 )
 from mlcpipe.cli.quality import quality_lines
 from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, say, stdout_console
-from mlcpipe.defaults import DEFAULT_TARGET
 from mlcpipe.errors import UsageError
-from mlcpipe.files import local_path
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import is_bundle
+from mlcpipe.support.defaults import DEFAULT_TARGET
+from mlcpipe.support.files import local_path
 from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ def _schemes(manifest: Manifest) -> str:
 
 def _print_variants(console: Console, manifest: Manifest) -> None:
     """Every variant of the kernels, best first, and whether this machine runs it, or which library has it."""
-    from mlcpipe.env import env
     from mlcpipe.runtime.variants import variant_status
+    from mlcpipe.support.env import env
 
     say(console, "\nvariants of the kernels, best first")
     libraries = any(variant.library for variant in manifest.target.variants)

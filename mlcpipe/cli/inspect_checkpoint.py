@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.cli.bits import check_bits, recipe_of_bits
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
 from mlcpipe.errors import UsageError
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names
-from mlcpipe.progress import console_progress
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
+from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.quality.matrices import StoredMatrix
@@ -98,6 +98,6 @@ def _show(matrices: Sequence[StoredMatrix], how: str, recipe: Path | None) -> No
     if how:
         say(console, how)
     if recipe is not None:
-        from mlcpipe.generated import shell_word
+        from mlcpipe.support.generated import shell_word
 
         say(console, f"\nNow type:  mlcpipe compile CHECKPOINT --quantization {shell_word(recipe)} -o BUNDLE")

@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from mlcpipe.cli.chat.settings import KNOBS, Knob, Settings
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP, NO_CALIBRATION, OWN_CALIBRATION
 from mlcpipe.errors import UsageError
-from mlcpipe.files import local_path
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, KEEP, NO_CALIBRATION, OWN_CALIBRATION
+from mlcpipe.support.files import local_path
 
 Options = TypeVar("Options")
 

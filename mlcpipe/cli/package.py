@@ -12,7 +12,7 @@ from mlcpipe.cli.options import OverwriteOption, bundle_folder
 from mlcpipe.cli.terminal import say, stderr_console, stdout_console
 from mlcpipe.errors import UsageError
 from mlcpipe.host.finding import byte_size
-from mlcpipe.progress import console_progress
+from mlcpipe.support.progress import console_progress
 
 
 class App(str, Enum):

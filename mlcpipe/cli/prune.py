@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.atomic import check_early
 from mlcpipe.cli.options import JsonOption, OverwriteOption
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, DISTILL_RECIPE, OWN_CALIBRATION, PRUNED_RATIO
 from mlcpipe.host.finding import byte_size
-from mlcpipe.progress import Progress, console_progress
+from mlcpipe.support.atomic import check_early
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, DISTILL_RECIPE, OWN_CALIBRATION, PRUNED_RATIO
+from mlcpipe.support.progress import Progress, console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.bundle.quality import Comparison

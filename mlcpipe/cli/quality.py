@@ -10,10 +10,10 @@ import typer
 
 from mlcpipe.cli.options import DeviceOption, JsonOption, ThreadsOption, bundle_folder, check_at_least_one
 from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, say, stderr_console, stdout_console
-from mlcpipe.defaults import AUTO, QUALITY_DECODE_TOKENS, QUALITY_TOKENS
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import engine_device
-from mlcpipe.progress import console_progress
+from mlcpipe.support.defaults import AUTO, QUALITY_DECODE_TOKENS, QUALITY_TOKENS
+from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,10 +15,10 @@ from mlcpipe.cli.serve_options import DEFAULT_ADAPTER_RANKS, ServeOptions
 from mlcpipe.cli.serve_replicas import check_on_host, check_ray, serve_replicas, threads_of_each
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import UsageError, last_line
-from mlcpipe.files import HUB_SCHEME, OLLAMA_SCHEME, read_bounded
 from mlcpipe.loading import engine_device, is_bundle, prepare_bundle
-from mlcpipe.private import private_folder
-from mlcpipe.progress import console_progress
+from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME, read_bounded
+from mlcpipe.support.private import private_folder
+from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
     from mlcpipe import Engine

@@ -22,9 +22,9 @@ from mlcpipe.cli.options import (
     ThreadsOption,
     check_at_least_one,
 )
-from mlcpipe.defaults import AUTO
-from mlcpipe.env import env
 from mlcpipe.errors import UsageError
+from mlcpipe.support.defaults import AUTO
+from mlcpipe.support.env import env
 
 DEFAULT_PORT = 8000
 DEFAULT_ADAPTER_RANKS = 128

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlcpipe.cli.terminal import say, stderr_console
-from mlcpipe.env import env, keep_ray_here
 from mlcpipe.errors import UsageError
 from mlcpipe.host.versions import package_version
 from mlcpipe.loading import engine_device
+from mlcpipe.support.env import env, keep_ray_here
 from mlcpipe.version import RAY
 
 if TYPE_CHECKING:

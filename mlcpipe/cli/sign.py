@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.cli.options import bundle_folder
 from mlcpipe.cli.terminal import print_rows, say, stdout_console
 from mlcpipe.errors import SignatureError, UsageError
-from mlcpipe.files import local_path, read_bounded
 from mlcpipe.loading import is_bundle
-from mlcpipe.private import private_folder
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.files import local_path, read_bounded
+from mlcpipe.support.private import private_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,17 +7,17 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest, read_manifest
 from mlcpipe.compiler.container import checked_manifest, data_files, write_container, write_parts
 from mlcpipe.compiler.licenses import kotlin_licenses, source_licenses
 from mlcpipe.compiler.link import ANDROID
 from mlcpipe.compiler.sdk import named_models, write_runtime
 from mlcpipe.errors import UsageError
-from mlcpipe.generated import write_templates
 from mlcpipe.host.cpu_features import architecture_of
-from mlcpipe.progress import Progress
-from mlcpipe.resources import native_path
+from mlcpipe.support.atomic import atomic_directory
+from mlcpipe.support.generated import write_templates
+from mlcpipe.support.progress import Progress
+from mlcpipe.support.resources import native_path
 
 _TEMPLATES = native_path() / "android"
 _MARK = "settings.gradle.kts"  # marks such a folder

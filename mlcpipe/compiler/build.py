@@ -18,7 +18,6 @@ from tvm import relax, tirx
 from tvm.relax.analysis import all_global_vars
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
-from mlcpipe import debug
 from mlcpipe.compiler.kernel_store import KernelStore, kernel_store, key_of
 from mlcpipe.compiler.object_file import ObjectFile
 from mlcpipe.compiler.scratch import FEW_ROWS, Allocations, Scratch, allocations
@@ -26,6 +25,7 @@ from mlcpipe.errors import CompileError, last_line
 from mlcpipe.passes.lowering import KernelModule, KernelReport, Lowering
 from mlcpipe.passes.pipeline import DEVICE, HOST, LLVM, SCHEDULE, SHADERS, UNCHECKED, VM, Phase, run
 from mlcpipe.runtime.variants import marker, prefix
+from mlcpipe.support import debug
 from mlcpipe.targets import Variant
 from tir_schedules.op import is_by_hand, op_of
 

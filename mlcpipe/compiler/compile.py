@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mlcpipe import debug
-from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import MANIFEST, MLC_CONFIG, FileInfo, write_manifest
 from mlcpipe.bundle.integrity import file_info
 from mlcpipe.bundle.origin import accept, forget
@@ -25,13 +23,15 @@ from mlcpipe.compiler.export import with_metadata
 from mlcpipe.compiler.job import Job, lower, lower_companion
 from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metadata, manifest, mlc_config
 from mlcpipe.compiler.text.programs import text_programs
-from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
 from mlcpipe.errors import ConfigError
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.quantization.packing import method_of
 from mlcpipe.quantization.recipe import QuantizationRecipe
+from mlcpipe.support import debug
+from mlcpipe.support.atomic import atomic_directory
+from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
+from mlcpipe.support.progress import Progress, SilentProgress
 from mlcpipe.targets import Variant, load_target
 from mlcpipe.weights.convert import check_memory, convert_weights, quantized
 

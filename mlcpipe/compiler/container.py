@@ -23,13 +23,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import MANIFEST, Manifest, read_manifest, verify
 from mlcpipe.bundle.origin import note_foreign
 from mlcpipe.bundle.params_writer import BLOCK_BYTES
 from mlcpipe.compiler.text.tables import strings, tables
 from mlcpipe.host.cpu_features import architecture_of
-from mlcpipe.progress import Progress
+from mlcpipe.support.atomic import atomic_file
+from mlcpipe.support.progress import Progress
 
 KIND, VERSION = b"mlcfiles", 1
 MAGIC = b"mlcpipe\x01"

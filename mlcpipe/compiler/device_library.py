@@ -19,7 +19,7 @@ import tvm
 
 from mlcpipe.compiler.kernel_store import kernel_store, key_of
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.resources import native_path, tuned_path
+from mlcpipe.support.resources import native_path, tuned_path
 
 # In addition to Python: the starts of kernels' sources, and C that is linked to a library or writes modules for it.
 _SOURCES = (".py", ".c", ".cc", ".h", ".cuh", ".metal")

@@ -11,9 +11,9 @@ from mlcpipe.bundle.manifest import relative_path
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.encoders import encoder_types
 from mlcpipe.errors import ConfigError
-from mlcpipe.files import read_bounded
-from mlcpipe.json_files import parse_json_object, shown
 from mlcpipe.nn.config import Fields
+from mlcpipe.support.files import read_bounded
+from mlcpipe.support.json_files import parse_json_object, shown
 
 MODULES, PROMPTS, TRANSFORMER = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 LONGEST_TEXT = 8192  # default limit of tokens per text, which bounds the workspace

@@ -14,7 +14,6 @@ from tvm.ir import StringImm
 from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.checkpoint.draft_heads import DraftHead
 from mlcpipe.compiler.draft_heads import build_draft_head
-from mlcpipe.defaults import KEEP
 from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
@@ -23,6 +22,7 @@ from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme, kv_dtype
+from mlcpipe.support.defaults import KEEP
 from mlcpipe.targets import Target, Variant, compiled_variants
 from mlcpipe.weights.table import weight_table
 from tir_schedules.paged import PAGE

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlcpipe import debug
-from mlcpipe import env as environment
 from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.draft_heads import eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
 from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
-from mlcpipe.defaults import KEEP
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.nn.causal_lm import LanguageModel, ModelFacts
 from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
@@ -23,6 +20,9 @@ from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.text.tokenizer_files import VOCABULARIES
+from mlcpipe.support import debug
+from mlcpipe.support import env as environment
+from mlcpipe.support.defaults import KEEP
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target
 from mlcpipe.tuned.local_records import local_records
 from mlcpipe.weights.convert import param_infos

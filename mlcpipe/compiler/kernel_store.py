@@ -23,9 +23,9 @@ import tvm_ffi
 
 import mlcpipe.compiler
 import mlcpipe.passes
-from mlcpipe.env import env
 from mlcpipe.errors import CompileError
-from mlcpipe.private import check_private, private_folder
+from mlcpipe.support.env import env
+from mlcpipe.support.private import check_private, private_folder
 
 MAX_BYTES = 1 << 30
 _TRIMMED_BYTES = MAX_BYTES * 3 // 4

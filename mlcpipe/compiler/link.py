@@ -16,7 +16,7 @@ from typing import Any
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import Finding
-from mlcpipe.resources import native_path
+from mlcpipe.support.resources import native_path
 
 LINK_TIMEOUT_S = 600
 ANDROID = "android"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from mlcpipe import env as environment
 from mlcpipe.bundle import (
     ENTRY_POINTS,
     AdaptedInfo,
@@ -39,6 +38,7 @@ from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.stated_sampling import FIELDS, stated_sampling
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.text.tokenizer_files import TOKENIZER
+from mlcpipe.support import env as environment
 from mlcpipe.targets import Variant, triple, tvm_target
 from mlcpipe.version import __version__
 from mlcpipe.weights.convert import param_infos

@@ -11,8 +11,8 @@ from pathlib import Path
 from mlcpipe.bundle.manifest import FORMAT_VERSION, abi_hash
 from mlcpipe.compiler.link import POOL, Linker
 from mlcpipe.compiler.tvm_sources import INCLUDES, SourceTree, built_once, source_tree
-from mlcpipe.generated import filled
-from mlcpipe.resources import native_path
+from mlcpipe.support.generated import filled
+from mlcpipe.support.resources import native_path
 
 LIBRARY = "libmlcpipe.so"
 RUNTIME_SOURCES = native_path() / "runtime"

@@ -6,16 +6,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import Manifest
 from mlcpipe.compiler.container import checked_manifest, write_container
 from mlcpipe.compiler.licenses import third_party_licenses
 from mlcpipe.compiler.link import find_cxx
 from mlcpipe.compiler.native_runtime import write_program
-from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture_of
-from mlcpipe.progress import Progress
+from mlcpipe.support.atomic import atomic_file
+from mlcpipe.support.env import env
+from mlcpipe.support.progress import Progress
 
 _BOARDS = ("arm64-linux", "riscv64-linux", "x86_64-linux")
 

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest
 from mlcpipe.compiler.backends import native_sources
 from mlcpipe.compiler.container import checked_manifest, write_container
@@ -18,9 +17,10 @@ from mlcpipe.compiler.program import static_library
 from mlcpipe.compiler.static_library import own_table
 from mlcpipe.compiler.tvm_sources import INCLUDES, source_tree
 from mlcpipe.errors import UsageError
-from mlcpipe.generated import Value, filled, write_templates
-from mlcpipe.progress import Progress
-from mlcpipe.resources import native_path
+from mlcpipe.support.atomic import atomic_directory
+from mlcpipe.support.generated import Value, filled, write_templates
+from mlcpipe.support.progress import Progress
+from mlcpipe.support.resources import native_path
 from mlcpipe.version import __version__
 
 _TEMPLATES = native_path() / "sdk"

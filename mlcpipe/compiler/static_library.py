@@ -19,8 +19,8 @@ from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.link import Linker, export_objects, imports_object
 from mlcpipe.compiler.object_symbols import defined_symbols, is_riscv, write_renamed
 from mlcpipe.errors import CompileError
-from mlcpipe.generated import word
-from mlcpipe.resources import native_path
+from mlcpipe.support.generated import word
+from mlcpipe.support.resources import native_path
 
 TABLE = "mlcpipe_library_symbols"
 _PREFIX = "mlcpipe_{hash}_"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import plistlib
 from pathlib import Path
 
-from mlcpipe.atomic import atomic_directory
 from mlcpipe.compiler.container import checked_manifest, write_container, write_parts
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.macho import for_simulator
@@ -14,9 +13,10 @@ from mlcpipe.compiler.program import static_library
 from mlcpipe.compiler.sdk import write_sources
 from mlcpipe.compiler.static_library import own_table
 from mlcpipe.compiler.tvm_sources import INCLUDES
-from mlcpipe.generated import Value, write_templates
-from mlcpipe.progress import Progress
-from mlcpipe.resources import native_path
+from mlcpipe.support.atomic import atomic_directory
+from mlcpipe.support.generated import Value, write_templates
+from mlcpipe.support.progress import Progress
+from mlcpipe.support.resources import native_path
 from mlcpipe.version import __version__
 
 _TEMPLATES = native_path() / "ios"

@@ -16,10 +16,10 @@ import tvm
 import tvm_ffi
 from filelock import FileLock
 
-from mlcpipe.atomic import atomic_directory
 from mlcpipe.errors import CompileError
-from mlcpipe.private import check_private, private_folder
-from mlcpipe.resources import native_path
+from mlcpipe.support.atomic import atomic_directory
+from mlcpipe.support.private import check_private, private_folder
+from mlcpipe.support.resources import native_path
 
 _SHIM = native_path() / "tvm_shim"
 _SOURCES = (".h", ".cc", ".hpp", ".c")

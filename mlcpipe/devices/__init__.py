@@ -71,7 +71,7 @@ def _kind_of(variant: VariantInfo) -> str:
     for name in kinds():
         if wanted == kind(name).TVM_KIND:
             return name
-    from mlcpipe.json_files import shown  # the command line starts without pydantic
+    from mlcpipe.support.json_files import shown  # the command line starts without pydantic
 
     raise TargetError(
         "nothing here runs the bundle", found=f"code for {shown(wanted)}", next_step="compile the model again"

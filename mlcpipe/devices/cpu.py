@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from mlcpipe.bundle import to_tvm
-from mlcpipe.defaults import DEFAULT_TARGET
 from mlcpipe.devices import base
 from mlcpipe.devices.support import tvm_runtime
-from mlcpipe.env import env
 from mlcpipe.host import cpu_features
 from mlcpipe.host.cpu import cpu_model, kernel_features
 from mlcpipe.host.finding import Finding, byte_size
 from mlcpipe.host.memory import FreeMemory, free_memory
+from mlcpipe.support.defaults import DEFAULT_TARGET
+from mlcpipe.support.env import env
 from mlcpipe.targets import host_variants, load_target
 
 TVM_KIND, TITLE = "llvm", "the CPU"

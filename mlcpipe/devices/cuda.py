@@ -17,10 +17,10 @@ from mlcpipe.devices import base
 from mlcpipe.devices.support import tvm_devices, tvm_runtime
 from mlcpipe.devices.support.cuda_graph import Cudart, Graph, GraphRecorder
 from mlcpipe.devices.support.step_recorder import StepRecorder
-from mlcpipe.env import env
 from mlcpipe.errors import TargetError
 from mlcpipe.host.finding import Finding, byte_size
 from mlcpipe.host.memory import FreeMemory
+from mlcpipe.support.env import env
 from mlcpipe.targets import load_targets
 
 TVM_KIND, TITLE = "cuda", "a CUDA device"

@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.memory import free_memory
-from mlcpipe.private import private_folder
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.private import private_folder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import tvm
 from tvm import relax, s_tir, tirx
 
-from mlcpipe import debug
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.passes.add_adapters import add_adapters
 from mlcpipe.passes.annotate_bounds import annotate_bounds
@@ -48,6 +47,7 @@ from mlcpipe.passes.share_storage import share_storage
 from mlcpipe.passes.skip_list_checks import skip_list_checks
 from mlcpipe.passes.split_weights import split_weights
 from mlcpipe.passes.write_outputs import write_outputs
+from mlcpipe.support import debug
 
 State = TypeVar("State", bound=Module)
 Pass = Callable[[Any], Any]  # on a Lowering, or a KernelModule in phases after VM

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle.states import kv_bytes_per_token
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlcpipe.checkpoint.checkpoint import CONFIG, EMBEDDING_FILES, SINGLE_FILE
@@ -19,7 +18,12 @@ from mlcpipe.compiler.calibration.layer import model_of
 from mlcpipe.compiler.calibration.stream import Stream
 from mlcpipe.compiler.calibration.text import read_calibration, windows_of
 from mlcpipe.compiler.job import Job, lower
-from mlcpipe.defaults import (
+from mlcpipe.errors import ConfigError, UsageError
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.pruning.recipe import Recipe
+from mlcpipe.pruning.work import PrunedTensor, Work
+from mlcpipe.support.atomic import atomic_directory
+from mlcpipe.support.defaults import (
     DEFAULT_QUANTIZATION,
     DISTILL_RECIPE,
     LOCAL_TARGET,
@@ -27,12 +31,8 @@ from mlcpipe.defaults import (
     PRUNED_RATIO,
     PRUNING_METHODS,
 )
-from mlcpipe.errors import ConfigError, UsageError
-from mlcpipe.files import local_path
-from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.progress import Progress, SilentProgress
-from mlcpipe.pruning.recipe import Recipe
-from mlcpipe.pruning.work import PrunedTensor, Work
+from mlcpipe.support.files import local_path
+from mlcpipe.support.progress import Progress, SilentProgress
 from mlcpipe.targets import load_target
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

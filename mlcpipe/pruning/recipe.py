@@ -6,10 +6,10 @@ import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from mlcpipe.defaults import DISTILL_RECIPE, OWN_CALIBRATION
 from mlcpipe.errors import UsageError
-from mlcpipe.generated import toml_value
-from mlcpipe.toml_files import read_toml
+from mlcpipe.support.defaults import DISTILL_RECIPE, OWN_CALIBRATION
+from mlcpipe.support.generated import toml_value
+from mlcpipe.support.toml_files import read_toml
 
 _MAX_BYTES = 1 << 16
 _COMMENTS = {

@@ -13,8 +13,8 @@ from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.compiler.calibration.stream import Stream
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.progress import Progress
 from mlcpipe.quantization.inputs import Inputs
+from mlcpipe.support.progress import Progress
 
 Array = NDArray[Any]
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.export import kept_formats
 from mlcpipe.compiler.job import stored_weights
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, SEARCH
 from mlcpipe.errors import UsageError
-from mlcpipe.progress import Progress
 from mlcpipe.quality.matrices import rounding_errors
 from mlcpipe.quality.sensitivity import Sensitivity
 from mlcpipe.quantization.recipe import QuantizationRecipe, fits, load_recipe, make_recipe, matrix_scheme
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, SEARCH
+from mlcpipe.support.progress import Progress
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.job import stored_weights
-from mlcpipe.defaults import SEARCH
-from mlcpipe.progress import Progress
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.recipe import QuantizationRecipe
 from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.support.defaults import SEARCH
+from mlcpipe.support.progress import Progress
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight, read_matrices
 

@@ -21,17 +21,17 @@ from mlcpipe.bundle import Manifest, read_manifest, write_manifest
 from mlcpipe.bundle.memory import one_sequence, running_bytes
 from mlcpipe.bundle.origin import SIGNATURE, accept, origin_of
 from mlcpipe.bundle.quality import QualityInfo
-from mlcpipe.defaults import QUALITY_DECODE_TOKENS, QUALITY_TOKENS
 from mlcpipe.errors import ComputeError, ResourceError, UsageError
-from mlcpipe.files import read_utf8, text_hash
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import free_memory
-from mlcpipe.progress import Progress
 from mlcpipe.quality.reference import SCHEMES
 from mlcpipe.quality.statistics import Scores, compare, score
 from mlcpipe.runtime.engine import Engine
 from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.support.defaults import QUALITY_DECODE_TOKENS, QUALITY_TOKENS
+from mlcpipe.support.files import read_utf8, text_hash
+from mlcpipe.support.progress import Progress
 
 OWN_TEXT = Path(__file__).with_name("text.txt")
 """The text that is measured on where no other is given: prose of mlcpipe's documentation of 2026-11-23."""

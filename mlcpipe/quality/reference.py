@@ -11,7 +11,7 @@ from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import FreeMemory, free_memory
 from mlcpipe.loading import bundle_of, prepare_bundle
-from mlcpipe.progress import Progress
+from mlcpipe.support.progress import Progress
 
 SCHEMES = {"q0f32": 4, "q0f16": 2}  # bytes of a weight; without quantized weights activations are not rounded either
 

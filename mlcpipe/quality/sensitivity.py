@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.export import OUTPUT_NAMES
 from mlcpipe.compiler.job import lower
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, LOCAL_TARGET, SEARCH
 from mlcpipe.errors import UsageError
-from mlcpipe.progress import Progress
 from mlcpipe.quality.measure import WINDOW, read_text
 from mlcpipe.quality.reference import prepare_reference
 from mlcpipe.quality.statistics import score
@@ -30,6 +28,8 @@ from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.runtime.engine import Engine
 from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, LOCAL_TARGET, SEARCH
+from mlcpipe.support.progress import Progress
 from mlcpipe.targets import load_target
 from mlcpipe.weights.table import Weight, read_matrices
 

@@ -15,12 +15,12 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
-from mlcpipe.defaults import RTN
 from mlcpipe.quantization.inputs import Inputs, importance_of
 from mlcpipe.quantization.limits import check_magnitude
 from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.quantization.search import CHUNK, host_kernel
+from mlcpipe.support.defaults import RTN
 from tir_schedules.cpu.minimum_search import minimum_search, nearest_codes
 
 Array = NDArray[Any]

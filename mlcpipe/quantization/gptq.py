@@ -16,12 +16,12 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
-from mlcpipe.defaults import SEARCH
 from mlcpipe.quantization import block_search, groups, search, signed_blocks
 from mlcpipe.quantization.inputs import Inputs, importance_of
 from mlcpipe.quantization.limits import check_magnitude
 from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.support.defaults import SEARCH
 from tir_schedules.cpu.column_rounding import LANES, column_rounding
 
 Array = NDArray[Any]

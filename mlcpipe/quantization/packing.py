@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.defaults import GPTQ, METHODS, RTN, SEARCH
 from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.quantization import block_search, gptq, groups, native_formats, plain, search, signed_blocks
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.scheme import Scheme, check_shapes
+from mlcpipe.support.defaults import GPTQ, METHODS, RTN, SEARCH
 
 Array = NDArray[Any]
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from fnmatch import translate
 from pathlib import Path
 
-from mlcpipe.defaults import AUTO, AUTO_QUANTIZATION, KEEP
 from mlcpipe.errors import ConfigError
-from mlcpipe.generated import toml_value
-from mlcpipe.json_files import shown, shown_path
 from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
-from mlcpipe.toml_files import read_toml
+from mlcpipe.support.defaults import AUTO, AUTO_QUANTIZATION, KEEP
+from mlcpipe.support.generated import toml_value
+from mlcpipe.support.json_files import shown, shown_path
+from mlcpipe.support.toml_files import read_toml
 
 SUFFIX = ".toml"
 MIXED = "mixed-"  # prefix of the names of recipes from files, before a hash of their content

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.defaults import KEEP
 from mlcpipe.errors import CheckpointError, ConfigError
+from mlcpipe.support.defaults import KEEP
 
 Array = NDArray[Any]
 Shapes = dict[str, tuple[tuple[int, ...], str]]

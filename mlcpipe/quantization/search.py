@@ -14,10 +14,10 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
-from mlcpipe.defaults import LOCAL_TARGET
 from mlcpipe.quantization.inputs import Inputs, importance_of
 from mlcpipe.quantization.limits import check_magnitude
 from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.support.defaults import LOCAL_TARGET
 from mlcpipe.targets import compiled_variants, load_target, tvm_target
 from tir_schedules.cpu.scale_search import Levels, scale_search
 

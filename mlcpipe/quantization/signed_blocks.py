@@ -14,13 +14,13 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
-from mlcpipe.defaults import RTN
 from mlcpipe.quantization.block_search import in_steps, nearest
 from mlcpipe.quantization.inputs import Inputs, importance_of
 from mlcpipe.quantization.limits import check_magnitude
 from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.quantization.search import CHUNK, host_kernel
+from mlcpipe.support.defaults import RTN
 from tir_schedules.cpu.scale_search import Levels, scale_search
 
 Array = NDArray[Any]

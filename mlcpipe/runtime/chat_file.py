@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import Manifest
 from mlcpipe.bundle.states import State, first_page, states_hash
 from mlcpipe.errors import UsageError
-from mlcpipe.files import file_size
-from mlcpipe.json_files import parse_json_object, shown_path
+from mlcpipe.support.atomic import atomic_file
+from mlcpipe.support.files import file_size
+from mlcpipe.support.json_files import parse_json_object, shown_path
 from tir_schedules.step_layout import PAGE
 
 MAGIC = b"mlcchat\x01"

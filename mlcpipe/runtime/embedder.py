@@ -18,8 +18,6 @@ from mlcpipe.bundle.manifest import EmbeddingInfo, Manifest
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import ComputeError, UsageError
-from mlcpipe.files import local_path
-from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.sequence import ScheduledRequest
@@ -27,6 +25,8 @@ from mlcpipe.runtime.serving.sequence import Sequence as Tokens
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.text_pairs import EncodedText, encode_text, too_long
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.files import local_path
+from mlcpipe.support.progress import Progress, SilentProgress
 from tir_schedules.step_layout import PAGE
 
 Floats = NDArray[np.float32]

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest
 from mlcpipe.errors import UsageError
-from mlcpipe.files import local_path
-from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.runtime.chat_file import read_chat, write_chat
 from mlcpipe.runtime.generation import Generation, complete
 from mlcpipe.runtime.loading import load_bundle
@@ -28,6 +26,8 @@ from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, is_harmony, without
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.files import local_path
+from mlcpipe.support.progress import Progress, SilentProgress
 
 Message = Mapping[str, Any]
 

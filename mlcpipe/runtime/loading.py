@@ -22,13 +22,13 @@ from mlcpipe.devices import open_device
 from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import own_threads, use_threads
-from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError, last_line, no_memory
 from mlcpipe.host import cpu_features
-from mlcpipe.private import check_private
-from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.runtime.text.tokenizer_files import FILE_NAMES
 from mlcpipe.runtime.variants import choose, executable_of, function_of
+from mlcpipe.support.env import env
+from mlcpipe.support.private import check_private
+from mlcpipe.support.progress import Progress, SilentProgress
 
 # sys.platform -> names that LLVM's triples have for it
 _SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos"), "win32": ("windows", "win32")}

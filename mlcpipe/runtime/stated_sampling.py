@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.errors import BundleError, CheckpointWarning, UsageError
-from mlcpipe.json_files import read_json_object, shown
 from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.support.json_files import read_json_object, shown
 
 FILE = "generation_config.json"
 FIELDS = (

@@ -14,10 +14,10 @@ from fastapi.responses import PlainTextResponse
 
 from mlcpipe.checkpoint.peft import CONFIG
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.files import local_path
 from mlcpipe.server.bodies import Body, body_schema, parsed
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.service import Service
+from mlcpipe.support.files import local_path
 
 router = APIRouter()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
-from mlcpipe.resources import chat_page_path
+from mlcpipe.support.resources import chat_page_path
 
 _TYPES = {  # the system's table differs
     ".css": "text/css",

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest
-from mlcpipe.private import private_folder
 from mlcpipe.runtime.chat_file import SavedChat, read_chat, write_chat
 from mlcpipe.server.errors import ApiError
+from mlcpipe.support.private import private_folder
 
 MOST = 256  # files per folder
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -16,10 +16,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.errors import ConfigError
-from mlcpipe.json_files import Items, OnlyKnown, Table, read_json_object, validated
-from mlcpipe.resources import tuned_path
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.json_files import Items, OnlyKnown, Table, read_json_object, validated
+from mlcpipe.support.resources import tuned_path
 from mlcpipe.targets import Target
 
 VERSION = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlcpipe.private import private_folder
+from mlcpipe.support.private import private_folder
 from mlcpipe.tuning.noise import Verdict
 
 _MAX_BYTES = 64 << 20

@@ -17,10 +17,10 @@ from mlcpipe.compiler.backends.wasm.link import link_wasm
 from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
 from mlcpipe.compiler.build import build_kernels
 from mlcpipe.devices.base import record_name
-from mlcpipe.env import env
 from mlcpipe.errors import CompileError, TargetError, first_line, last_line
 from mlcpipe.passes.lowering import KernelModule
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.env import env
+from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import Target, Variant, tvm_target
 from mlcpipe.tuned.kernels import parameters
 from mlcpipe.tuning.inputs import Inputs

@@ -22,8 +22,8 @@ from mlcpipe.compiler.backends.cpu import kernel_module
 from mlcpipe.compiler.link import POOL, find_linux_linker
 from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.host.cpu_features import architecture_of
-from mlcpipe.json_files import OnlyKnown
-from mlcpipe.resources import native_path
+from mlcpipe.support.json_files import OnlyKnown
+from mlcpipe.support.resources import native_path
 from mlcpipe.targets import Target, Variant, triple
 from mlcpipe.tuning import ssh
 from mlcpipe.tuning.inputs import Inputs, Value

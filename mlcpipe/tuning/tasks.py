@@ -15,13 +15,13 @@ from mlcpipe.bundle import MANIFEST, read_manifest
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
 from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import CheckpointError, UsageError
-from mlcpipe.json_files import read_json_object
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.recipe import MIXED, load_recipe
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, KEEP
+from mlcpipe.support.json_files import read_json_object
 from mlcpipe.targets import Target, Variant
 from mlcpipe.tuned.kernels import kernel_hash, kernel_name, spaces_of
 from mlcpipe.tuned.records import Record

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlcpipe.errors import CompileError, UsageError
-from mlcpipe.resources import chat_page_path
+from mlcpipe.support.resources import chat_page_path
 
 MIN_NODE = (20, 19)
 """Vite 8 requires it; package.json of apps/chat-web pins Vite."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest, read_manifest, verify
 from mlcpipe.bundle.manifest import MANIFEST
 from mlcpipe.bundle.origin import note_foreign
 from mlcpipe.compiler.licenses import tvm_licenses
 from mlcpipe.errors import BundleError, UsageError
+from mlcpipe.support.atomic import atomic_directory
 
 SITE_JSON = "site.json"
 SITE_FORMAT = 1

@@ -12,7 +12,7 @@ from mlcpipe.bundle import FileInfo, ParamInfo, ParamsWriter
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.errors import ResourceError
 from mlcpipe.host.memory import free_memory
-from mlcpipe.progress import Progress
+from mlcpipe.support.progress import Progress
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight, load
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.defaults import DEFAULT_QUANTIZATION
 from mlcpipe.errors import CheckpointError, ConfigError, TargetError
-from mlcpipe.json_files import shown
 from mlcpipe.quantization.native_formats import family_of, native_scheme
 from mlcpipe.quantization.recipe import QuantizationRecipe, block_columns, fits
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.support.json_files import shown
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
 

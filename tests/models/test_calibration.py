@@ -24,13 +24,13 @@ from mlcpipe.compiler.calibration.layer import model_of
 from mlcpipe.compiler.calibration.stream import Stream, rows_of_expert
 from mlcpipe.compiler.calibration.text import read_calibration, windows_of
 from mlcpipe.compiler.job import lower
-from mlcpipe.defaults import GPTQ, RTN, SEARCH
 from mlcpipe.errors import ConfigError, UsageError
-from mlcpipe.files import text_hash
 from mlcpipe.models import model_types
-from mlcpipe.progress import SilentProgress
 from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure
 from mlcpipe.quantization.recipe import load_recipe
+from mlcpipe.support.defaults import GPTQ, RTN, SEARCH
+from mlcpipe.support.files import text_hash
+from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import load_target
 from mlcpipe.weights.table import load
 from tests.models import tiny, tiny_encoders

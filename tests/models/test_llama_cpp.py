@@ -15,9 +15,9 @@ gguf = pytest.importorskip("gguf", reason="the files are written by the gguf pac
 import mlcpipe
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.gguf.header import read_header
-from mlcpipe.progress import SilentProgress
 from mlcpipe.quality.measure import QualityOptions, measure
-from mlcpipe.resources import demo_model_path
+from mlcpipe.support.progress import SilentProgress
+from mlcpipe.support.resources import demo_model_path
 from tests.conftest import exact_target
 from tests.unit.checkpoint.gguf_files import write_gguf
 

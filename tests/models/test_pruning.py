@@ -17,13 +17,13 @@ transformers = pytest.importorskip("transformers", reason="the references are tr
 
 import mlcpipe
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.defaults import DISTILL_RECIPE
 from mlcpipe.errors import UsageError
-from mlcpipe.files import text_hash
-from mlcpipe.progress import SilentProgress
 from mlcpipe.pruning.prune import FAMILIES, Pruned, prune
 from mlcpipe.pruning.recipe import Recipe, read_recipe
 from mlcpipe.quality.measure import QualityOptions, measure
+from mlcpipe.support.defaults import DISTILL_RECIPE
+from mlcpipe.support.files import text_hash
+from mlcpipe.support.progress import SilentProgress
 from tests.models import tiny
 
 pytestmark = pytest.mark.full

@@ -13,7 +13,7 @@ import tvm_ffi
 from mlcpipe.compiler.container import write_container
 from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, definitions
 from mlcpipe.compiler.tvm_sources import INCLUDES, source_tree
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 from tests.conftest import Bundles
 from tests.native.fuzzing import FUZZ_S
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlcpipe.compiler.container import write_container
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 from tests.conftest import Bundles
 from tests.native.engine import BUNDLE, NativeError, Runtime
 

@@ -92,7 +92,7 @@ def test_a_program_with_the_static_library(folder: Path, shared: Path, python: d
     from mlcpipe.compiler.container import write_container
     from mlcpipe.compiler.link import find_cxx
     from mlcpipe.compiler.native_runtime import object_files
-    from mlcpipe.progress import SilentProgress
+    from mlcpipe.support.progress import SilentProgress
 
     compiler, app, bundle = find_cxx(), folder / "libapp.so", python["bundle"]
     objects = object_files(compiler, private_cache(shared), emulation.native_plugin())

@@ -314,7 +314,7 @@ def test_code_that_is_linked_into_the_program(
     from mlcpipe.compiler.container import write_container
     from mlcpipe.compiler.link import find_cxx, find_zig
     from mlcpipe.compiler.native_runtime import object_files
-    from mlcpipe.progress import SilentProgress
+    from mlcpipe.support.progress import SilentProgress
 
     if find_zig() is None:
         pytest.skip("static libraries need ziglang")

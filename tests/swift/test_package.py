@@ -18,7 +18,7 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli import main
 from mlcpipe.compiler.link import find_zig
 from mlcpipe.compiler.static_library import own_table
-from mlcpipe.resources import native_path
+from mlcpipe.support.resources import native_path
 from tests.conftest import DEMO, Bundles
 from tests.swift.conftest import write_sources
 from tests.swift.swift import LINKER, WORK, swift

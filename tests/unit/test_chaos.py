@@ -47,7 +47,7 @@ RECORDS = """
 """
 DOWNLOAD = """
     from mlcpipe.checkpoint import resolve
-    from mlcpipe.progress import SilentProgress
+    from mlcpipe.support.progress import SilentProgress
     print(resolve("hf://org/tiny-model", SilentProgress(), cache_dir=Path(sys.argv[1]), endpoint=sys.argv[2]))
 """
 GOOD = {

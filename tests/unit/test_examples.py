@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe.resources import demo_model_path
+from mlcpipe.support.resources import demo_model_path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 25

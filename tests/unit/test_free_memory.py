@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mlcpipe.errors import BundleError
-from mlcpipe.files import read_bounded
 from mlcpipe.host.memory import free_memory
+from mlcpipe.support.files import read_bounded
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles

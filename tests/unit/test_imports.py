@@ -23,8 +23,10 @@ ROOT = Path(__file__).parents[2]
 # Package -> what its files must not import, also inside functions and for type checking.
 FORBIDDEN = {"tir_schedules": {"mlcpipe", "apps", "tests"}, "mlcpipe": {"apps", "tests"}, "apps": {"tests"}}
 # Parts of mlcpipe that serve hosts without TVM, or before it is checked: nothing at their top level may load it.
-LIGHT = ("checkpoint", "bundle", "cli", "env.py", "errors.py", "progress.py", "loading.py", "defaults.py", "targets.py", "atomic.py", "disk.py", "version.py",
-         "host", "files.py", "generated.py", "json_files.py", "resources.py", "toml_files.py", "__init__.py", "__main__.py")  # fmt: skip
+LIGHT = (
+    *("support", "host", "bundle", "checkpoint", "cli"),
+    *("errors.py", "loading.py", "targets.py", "version.py", "__init__.py", "__main__.py"),
+)
 
 TABLES = ("tir_schedules.sampling", "tir_schedules.step_layout")  # which need no TVM
 
@@ -75,9 +77,7 @@ def imports_of(path: Path) -> frozenset[str]:
 # Rooms of mlcpipe from bottom to top. A room may import those below its own line, and nothing of its line but itself.
 LAYERS = (
     ("errors",),
-    ("disk", "env", "files", "private", "progress", "resources", "defaults"),
-    ("debug", "atomic", "version", "json_files"),
-    ("generated", "toml_files"),
+    ("support", "version"),
     ("host",),
     ("targets",),
     ("bundle", "quantization"),
@@ -109,7 +109,7 @@ def room(module: str) -> str:
 
 
 def imported_modules(tree: ast.AST, known: set[str]) -> set[str]:
-    """The modules of mlcpipe that are imported anywhere: `from mlcpipe import debug` is debug, not `mlcpipe`."""
+    """The modules of mlcpipe that are imported anywhere: `from mlcpipe.support import debug` is debug."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -152,9 +152,11 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def test_layers_are_read_from_every_kind_of_import() -> None:
-    known = {"mlcpipe", "mlcpipe.debug", "mlcpipe.web", "mlcpipe.web.site", "mlcpipe.cli"}
-    text = "from mlcpipe import debug\ndef f():\n    from mlcpipe.web.site import write\n    import mlcpipe.cli\n"
-    assert imported_modules(ast.parse(text), known) == {"mlcpipe.debug", "mlcpipe.web.site", "mlcpipe.cli"}
+    known = {"mlcpipe", "mlcpipe.support", "mlcpipe.support.debug", "mlcpipe.web", "mlcpipe.web.site", "mlcpipe.cli"}
+    text = (
+        "from mlcpipe.support import debug\ndef f():\n    from mlcpipe.web.site import write\n    import mlcpipe.cli\n"
+    )
+    assert imported_modules(ast.parse(text), known) == {"mlcpipe.support.debug", "mlcpipe.web.site", "mlcpipe.cli"}
     assert imported_modules(ast.parse("from mlcpipe import Engine"), known) == {"mlcpipe"}
 
 
@@ -213,7 +215,7 @@ def test_only_env_reads_the_environment() -> None:
             )
             if attribute or name:
                 readers.add(str(path.relative_to(ROOT)))
-    assert readers == {"mlcpipe/env.py"}
+    assert readers == {"mlcpipe/support/env.py"}
 
 
 def test_nothing_is_a_client_of_tvm_s_rpc() -> None:

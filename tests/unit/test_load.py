@@ -12,7 +12,7 @@ import pytest
 import mlcpipe
 from mlcpipe import cli, loading
 from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
-from mlcpipe.resources import demo_model_path
+from mlcpipe.support.resources import demo_model_path
 from tests.conftest import Bundles, linked_cache, write_llama
 
 QUESTION = [{"role": "user", "content": "Hello, who are you?"}]

@@ -13,9 +13,9 @@ from mlcpipe.compiler.backends.wasm.emscripten import find_emcc
 from mlcpipe.compiler.backends.wasm.link import link_wasm
 from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
 from mlcpipe.compiler.build import build_kernels
-from mlcpipe.env import env
 from mlcpipe.passes.lowering import KernelModule
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.env import env
+from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import compiled_variants, load_target, tvm_target
 from tests.webgpu import dawn
 from tests.webgpu.dawn import Array, Call

@@ -12,7 +12,7 @@ from mlcpipe.checkpoint.draft_heads.eagle import EagleHead, read_eagle_head
 from mlcpipe.checkpoint.draft_heads.files import DraftHead, HeadFiles, open_head
 from mlcpipe.checkpoint.draft_heads.medusa import MedusaHeads, read_medusa_heads
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 __all__ = ["DraftHead", "EagleHead", "MedusaHeads", "with_draft_head"]
 

@@ -17,7 +17,7 @@ from mlcpipe.checkpoint.checkpoint import CONFIG, Checkpoint
 from mlcpipe.checkpoint.draft_heads.files import DraftHead, HeadFiles, check_tensors
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError, ConfigError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 PREFIX = "eagle_head."  # of the tensors' names in the model
 KEPT_LAYERS = 3

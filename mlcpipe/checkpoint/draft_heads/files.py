@@ -10,7 +10,7 @@ from typing import Any
 from mlcpipe.checkpoint.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_header
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 MEDUSA_FILE = "medusa_lm_head.safetensors"
 DTYPES = ("float32", "float16", "bfloat16")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlcpipe.checkpoint.checkpoint import Checkpoint
 from mlcpipe.checkpoint.draft_heads.files import DraftHead, HeadFiles, check_tensors
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown_path
+from mlcpipe.support.json_files import shown_path
 
 PREFIX = "medusa_head."  # of the tensors' names in the model
 MAX_HEADS, MAX_BLOCKS = 8, 8

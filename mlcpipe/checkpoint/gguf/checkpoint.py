@@ -28,7 +28,7 @@ from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 _RECOMMENDED = "general.sampling."
 # Name in generation_config.json -> name in the file.

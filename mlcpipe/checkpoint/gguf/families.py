@@ -18,8 +18,8 @@ from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
-from mlcpipe.json_files import shown
 from mlcpipe.nn.gguf import GgufFamily
+from mlcpipe.support.json_files import shown
 
 Tensors = Mapping[str, TensorInfo]
 Config = dict[str, Any]

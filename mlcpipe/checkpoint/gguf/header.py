@@ -17,8 +17,8 @@ from mlcpipe.checkpoint.gguf.blocks import FORMATS
 from mlcpipe.checkpoint.gguf.metadata import MAX_KEY_BYTES, MAX_PAIRS, HeaderReader, Metadata, Value
 from mlcpipe.checkpoint.safetensors_reader import MAX_DIMENSION, MAX_NAME_CHARACTERS, MAX_TENSORS, TensorInfo
 from mlcpipe.errors import CheckpointError
-from mlcpipe.files import file_size
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.files import file_size
+from mlcpipe.support.json_files import shown, shown_path
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.errors import CheckpointError, ConfigError
-from mlcpipe.json_files import shown
+from mlcpipe.support.json_files import shown
 
 MAX_HEADER_BYTES = 256 << 20  # metadata and tensor list; 256,000 tokens and their merges take 15 MB
 MAX_PAIRS = 10_000

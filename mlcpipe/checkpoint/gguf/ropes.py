@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_float32
 from mlcpipe.errors import ConfigError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 MAX_FACTORS = 4096
 # The values of every published model with this scaling; the file holds only the divisors derived from them.

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlcpipe.checkpoint.gguf.header import Header, read_header
 from mlcpipe.checkpoint.safetensors_reader import MAX_TENSORS, TensorInfo
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.DOTALL)
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"

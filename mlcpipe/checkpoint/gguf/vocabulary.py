@@ -22,7 +22,7 @@ from mlcpipe.checkpoint.gguf.special_tokens import (
     types_of,
 )
 from mlcpipe.errors import TokenizerError
-from mlcpipe.json_files import shown
+from mlcpipe.support.json_files import shown
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 MAX_TEMPLATES = 16

@@ -21,7 +21,7 @@ from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import parse_json_object, shown, shown_path
+from mlcpipe.support.json_files import parse_json_object, shown, shown_path
 
 BLOCK, NESTED_BLOCK = 64, 256
 MAX_STATE_BYTES = 4096

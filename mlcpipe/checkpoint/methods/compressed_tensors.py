@@ -42,7 +42,7 @@ from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.checkpoint.sparse import SPARSE_PARTS, matrix_shape, sparse_matrix
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 PACKED, INTEGERS, FP8 = "pack-quantized", "int-quantized", "float-quantized"
 MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"

@@ -31,7 +31,7 @@ from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 BITS = (2, 3, 4, 8)
 # Fields that the tensors show too, or that choose a kernel.

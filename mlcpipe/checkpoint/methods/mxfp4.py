@@ -21,7 +21,7 @@ from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import CheckpointError
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.support.json_files import shown, shown_path
 
 _BLOCKS = re.compile(r"(.+)\.(gate_up_proj|down_proj)_blocks")
 

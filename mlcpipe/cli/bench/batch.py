@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mlcpipe.cli.bench.run import BenchOptions, Result, Speed
-from mlcpipe.progress import Progress
+from mlcpipe.support.progress import Progress
 from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from mlcpipe.cli.options import (
     check_at_least_one,
 )
 from mlcpipe.cli.terminal import stderr_console
-from mlcpipe.defaults import AUTO
 from mlcpipe.errors import UsageError
 from mlcpipe.loading import engine_device, prepare_bundle
-from mlcpipe.progress import console_progress
+from mlcpipe.support.defaults import AUTO
+from mlcpipe.support.progress import console_progress
 
 
 def bench_command(

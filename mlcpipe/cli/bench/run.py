@@ -15,7 +15,7 @@ from mlcpipe.host import memory
 from mlcpipe.host.bandwidth import last_cache_bytes
 from mlcpipe.host.cpu import cpu_model
 from mlcpipe.host.versions import versions
-from mlcpipe.progress import Progress
+from mlcpipe.support.progress import Progress
 
 if TYPE_CHECKING:
     from mlcpipe import Engine, Stats

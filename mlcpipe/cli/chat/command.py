@@ -24,11 +24,11 @@ from mlcpipe.cli.options import (
     sampling_options,
 )
 from mlcpipe.cli.terminal import stderr_console
-from mlcpipe.defaults import AUTO
-from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 from mlcpipe.loading import engine_device, model_title, prepare_bundle
-from mlcpipe.progress import console_progress
+from mlcpipe.support.defaults import AUTO
+from mlcpipe.support.env import env
+from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
     from rich.console import Console

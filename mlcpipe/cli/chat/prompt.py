@@ -20,7 +20,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 
 from mlcpipe.cli.chat.settings import KNOBS
 from mlcpipe.cli.chat.slash_commands import COMMANDS
-from mlcpipe.private import private_folder
+from mlcpipe.support.private import private_folder
 
 
 class CommandCompleter(Completer):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlcpipe.env import env
 from mlcpipe.errors import ResourceError
 from mlcpipe.host.bandwidth import cached_read_bandwidth_gb_s, last_cache_bytes
+from mlcpipe.support.env import env
 
 if TYPE_CHECKING:
     from rich.console import Console

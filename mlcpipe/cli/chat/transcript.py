@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.errors import UsageError
-from mlcpipe.json_files import OnlyKnown, read_json_object, validated
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.json_files import OnlyKnown, read_json_object, validated
 
 MAX_BYTES = 16 << 20  # a million tokens take a quarter of this
 _WHAT = "the saved chat"

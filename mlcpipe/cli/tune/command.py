@@ -11,11 +11,11 @@ import typer
 
 from mlcpipe.cli.options import TARGET_HELP, JsonOption, QuantizationOption, check_at_least_one
 from mlcpipe.cli.terminal import print_json, say, stderr_console, stdout_console
-from mlcpipe.defaults import DEFAULT_TARGET
-from mlcpipe.env import env
 from mlcpipe.errors import TargetError, UsageError
 from mlcpipe.loading import bundle_of
-from mlcpipe.progress import console_progress
+from mlcpipe.support.defaults import DEFAULT_TARGET
+from mlcpipe.support.env import env
+from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.targets import Target, Variant

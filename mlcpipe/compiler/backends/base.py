@@ -25,7 +25,7 @@ from mlcpipe.errors import CompileError, last_line
 from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import KernelModule, Lowering
-from mlcpipe.progress import Progress
+from mlcpipe.support.progress import Progress
 from mlcpipe.targets import Target, Variant, triple, tvm_target
 
 KERNEL = "kernel"  # the symbol of a candidate

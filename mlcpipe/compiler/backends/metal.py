@@ -19,7 +19,7 @@ from mlcpipe.errors import CompileError
 from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.resources import native_path
+from mlcpipe.support.resources import native_path
 from mlcpipe.targets import Target, Variant, triple
 
 OPTIONS = ()

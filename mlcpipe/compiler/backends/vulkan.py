@@ -16,7 +16,7 @@ from mlcpipe.devices.support import vulkan_plugin
 from mlcpipe.errors import TargetError
 from mlcpipe.host.finding import Finding
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.resources import native_path
+from mlcpipe.support.resources import native_path
 from mlcpipe.targets import Target, Variant, triple
 
 OPTIONS = ()

@@ -14,12 +14,12 @@ from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
 from mlcpipe.compiler.build import BuiltVariant, build_for_device, generated_source
 from mlcpipe.compiler.device_library import write_once
 from mlcpipe.compiler.link import tool_finding
-from mlcpipe.env import env
 from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.progress import Progress
+from mlcpipe.support.env import env
+from mlcpipe.support.progress import Progress
 from mlcpipe.targets import Target, Variant
 
 OPTIONS = ("quick",)

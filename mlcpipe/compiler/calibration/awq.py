@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from tvm.relax.frontend import nn
 
 from mlcpipe.compiler.calibration.changed import Changed
-from mlcpipe.defaults import SEARCH
 from mlcpipe.nn.attention import Attention, FusedAttention
 from mlcpipe.nn.mlp import FusedGatedMLP, GatedMLP
 from mlcpipe.nn.short_conv import ShortConv
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.support.defaults import SEARCH
 
 Array = NDArray[Any]
 

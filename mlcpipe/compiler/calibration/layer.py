@@ -21,7 +21,6 @@ from mlcpipe.bundle.states import State
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.build import build
 from mlcpipe.compiler.export import prepare_model
-from mlcpipe.defaults import LOCAL_TARGET, RTN
 from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM, LanguageModel
@@ -32,6 +31,7 @@ from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering, Observed
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.support.defaults import LOCAL_TARGET, RTN
 from mlcpipe.targets import compiled_variants, load_target
 from mlcpipe.weights.table import Tensors, Weight, as_named, load, weight_table
 from tir_schedules.step_layout import PAGE

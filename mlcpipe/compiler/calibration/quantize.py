@@ -14,10 +14,10 @@ from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.compiler.calibration.layer import model_of
 from mlcpipe.compiler.calibration.stream import Stream
 from mlcpipe.compiler.calibration.text import CalibrationText, windows_of
-from mlcpipe.defaults import AWQ, GPTQ
 from mlcpipe.errors import UsageError
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.defaults import AWQ, GPTQ
 from mlcpipe.weights.table import Weight, load
 
 Array = NDArray[Any]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlcpipe.defaults import AWQ, CALIBRATION_TOKENS, GPTQ, NO_CALIBRATION, OWN_CALIBRATION, RTN, SEARCH
 from mlcpipe.errors import UsageError
-from mlcpipe.files import read_utf8, text_hash
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.defaults import AWQ, CALIBRATION_TOKENS, GPTQ, NO_CALIBRATION, OWN_CALIBRATION, RTN, SEARCH
+from mlcpipe.support.files import read_utf8, text_hash
 
 OWN_TEXT = Path(__file__).with_name("text.txt")
 """Questions, answers and prose about language models, of this project and under its license, Apache 2.0."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from mlcpipe.compiler.text.template_program import template_program
 from mlcpipe.compiler.text.tokenizer_program import tokenizer_program
 from mlcpipe.errors import TemplateError, TokenizerError
-from mlcpipe.progress import Progress
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.progress import Progress
 
 TOKENIZER_PROGRAM, TEMPLATE_PROGRAM = "tokenizer.bin", "template.bin"
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.atomic import atomic_write
 from mlcpipe.devices.support import tvm_runtime, vulkan_plugin
 from mlcpipe.errors import TargetError
-from mlcpipe.private import private_folder
+from mlcpipe.support.atomic import atomic_write
+from mlcpipe.support.private import private_folder
 
 if TYPE_CHECKING:
     from mlcpipe.devices import vulkan

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from mlcpipe.devices.support import tvm_runtime
-from mlcpipe.env import env
 from mlcpipe.errors import UsageError
+from mlcpipe.support.env import env
 
 MAX_THREADS = 1024
 _OWN_THREADS, _WATCH_SIGNALS = "mlcpipe_threads", "mlcpipe_watch_signals"

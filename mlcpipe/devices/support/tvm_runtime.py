@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlcpipe.devices.support.cuda_graph import foreign_allocation
-from mlcpipe.disk import full_disk_named
 from mlcpipe.errors import TargetError, first_line
+from mlcpipe.support.disk import full_disk_named
 
 _CPU = 1  # DLPack's kDLCPU
 _POOLED = 2  # AllocatorType::kPooled of TVM's memory_manager.h

@@ -23,10 +23,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from mlcpipe.devices.support import tvm_runtime
-from mlcpipe.env import env
 from mlcpipe.errors import TargetError
-from mlcpipe.private import check_private, private_folder
-from mlcpipe.resources import native_path
+from mlcpipe.support.env import env
+from mlcpipe.support.private import check_private, private_folder
+from mlcpipe.support.resources import native_path
 
 COMPILE_TIMEOUT_S = 600
 _NATIVE = native_path()

@@ -1,4 +1,4 @@
-// A file that is written as a whole or not at all (mlcpipe/atomic.py).
+// A file that is written as a whole or not at all (mlcpipe/support/atomic.py).
 #ifndef MLCPIPE_RUNTIME_ATOMIC_FILE_H_
 #define MLCPIPE_RUNTIME_ATOMIC_FILE_H_
 

@@ -18,7 +18,7 @@ from mlcpipe.checkpoint.peft import LowRank, read_adapter
 from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import CheckpointError, ResourceError, UsageError
-from mlcpipe.json_files import shown_path
+from mlcpipe.support.json_files import shown_path
 from tir_schedules.step_layout import RANK
 
 _LANES = 16  # columns that lie together in B

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import BundleError
-from mlcpipe.json_files import read_json_object
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.json_files import read_json_object
 
 _MAX_CONFIG_BYTES = 16 << 20
 

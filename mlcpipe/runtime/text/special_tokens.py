@@ -28,10 +28,10 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlcpipe.errors import CheckpointWarning, TokenizerError
-from mlcpipe.json_files import shown
 from mlcpipe.runtime.text.tokenizer_calls import guarded
 from mlcpipe.runtime.text.tokenizer_files import SETTINGS, read_object
 from mlcpipe.runtime.text.tokenizer_limits import check_library
+from mlcpipe.support.json_files import shown
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAP, _ADDED, _EXTRA, _OLD_EXTRA = (

@@ -8,8 +8,8 @@ from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import TypeVar
 
-from mlcpipe import env as environment
 from mlcpipe.errors import TokenizerError
+from mlcpipe.support import env as environment
 
 T = TypeVar("T")
 

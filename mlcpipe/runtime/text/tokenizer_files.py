@@ -13,10 +13,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from mlcpipe.errors import TokenizerError
-from mlcpipe.files import read_bounded
-from mlcpipe.json_files import read_json_object, shown
 from mlcpipe.runtime.text.tokenizer_calls import guarded
 from mlcpipe.runtime.text.tokenizer_limits import check_source
+from mlcpipe.support.files import read_bounded
+from mlcpipe.support.json_files import read_json_object, shown
 
 # A vocabulary of 130 000 tokens with its merges makes 8.5 MB; twice that many with long tokens stay far below.
 MAX_TOKENIZER_BYTES = 128 << 20

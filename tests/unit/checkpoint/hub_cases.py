@@ -9,7 +9,7 @@ import pytest
 from mlcpipe.checkpoint.hub import resolve
 from mlcpipe.checkpoint.transfer import RemoteFile
 from mlcpipe.errors import DownloadError, MlcpipeError
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 from tests.unit.checkpoint.hub_server import COMMIT, Hub, etag

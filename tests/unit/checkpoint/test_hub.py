@@ -11,7 +11,7 @@ import pytest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.hub import parse_spec, resolve
 from mlcpipe.errors import DownloadError
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 from tests.unit.checkpoint.helpers import SHARDS, numbers, write_checkpoint
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

@@ -21,7 +21,7 @@ from mlcpipe.checkpoint import hub as hub_module
 from mlcpipe.checkpoint import transfer
 from mlcpipe.checkpoint.hub import resolve
 from mlcpipe.errors import CheckpointError, DownloadError, ResourceError
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 from tests.unit.checkpoint.helpers import SHARDS, numbers, write_checkpoint
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

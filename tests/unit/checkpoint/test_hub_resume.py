@@ -13,7 +13,7 @@ import pytest
 from mlcpipe.checkpoint import transfer
 from mlcpipe.checkpoint.transfer import fetch_file
 from mlcpipe.errors import DownloadError
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 from tests.unit.checkpoint.helpers import SHARDS, numbers, write_checkpoint
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -37,7 +37,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from mlcpipe.checkpoint.hub import resolve
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 
 class Killed(SilentProgress):
     done = 0

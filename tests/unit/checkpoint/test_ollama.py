@@ -11,7 +11,7 @@ import pytest
 
 from mlcpipe.checkpoint import resolve
 from mlcpipe.errors import CheckpointError
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 
 CONTENT = b"GGUF and so on"
 MODEL = "application/vnd.ollama.image.model"

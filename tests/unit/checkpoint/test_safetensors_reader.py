@@ -16,7 +16,7 @@ from mlcpipe.checkpoint.safetensors_reader import (
     read_header,
 )
 from mlcpipe.errors import CheckpointError, ConfigError, ResourceError
-from mlcpipe.json_files import read_json_object, shown
+from mlcpipe.support.json_files import read_json_object, shown
 from tests.unit.checkpoint.helpers import numbers, write_header, write_raw, write_tensors
 
 

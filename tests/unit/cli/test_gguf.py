@@ -10,7 +10,7 @@ import pytest
 gguf = pytest.importorskip("gguf", reason="the files are written by the gguf package")
 
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.resources import demo_model_path
+from mlcpipe.support.resources import demo_model_path
 from tests.unit.checkpoint.gguf_files import write_gguf
 from tests.unit.cli.conftest import Run
 

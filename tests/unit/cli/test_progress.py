@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mlcpipe.progress import console_progress
+from mlcpipe.support.progress import console_progress
 
 
 def log_console(*, terminal: bool) -> tuple[Console, io.StringIO]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe.resources import demo_model_path
+from mlcpipe.support.resources import demo_model_path
 from tests.conftest import QUICK
 from tests.unit.cli.conftest import Run
 

@@ -16,7 +16,7 @@ from mlcpipe.bundle import read_manifest
 from mlcpipe.cli import main
 from mlcpipe.compiler.container import write_container
 from mlcpipe.errors import BundleError
-from mlcpipe.progress import SilentProgress
+from mlcpipe.support.progress import SilentProgress
 from tests.conftest import Bundles
 
 

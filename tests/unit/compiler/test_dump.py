@@ -71,7 +71,7 @@ def test_every_phase_of_every_variant_is_written(
 def test_companions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board = tmp_path / "board.toml"
     board.write_text('base = "cpu-native"\ncompanions = ["cpu-native"]\n', encoding="utf-8")
-    folder = compiled(tmp_path, monkeypatch, str(board), "q0f32")
+    folder = compiled(tmp_path, monkeypatch, str(board), "auto")
     found = dumped(folder)
     for name in ("board", "cpu-native"):
         (variant,) = compiled_variants(load_target("cpu-native"))

@@ -28,9 +28,9 @@ from mlcpipe.compiler.object_file import ObjectFile
 from mlcpipe.compiler.scratch import Allocations
 from mlcpipe.errors import CompileError
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.progress import SilentProgress
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target
 from tests.conftest import QUICK, TinyLlama, write_llama
 

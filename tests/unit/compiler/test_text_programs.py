@@ -11,8 +11,8 @@ import pytest
 from mlcpipe.bundle import read_manifest
 from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.errors import TemplateError
-from mlcpipe.progress import SilentProgress
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.progress import SilentProgress
 from tests.conftest import DEMO, Bundles
 
 LACKING = "{% for message in messages %}{{ message.content | xmlattr }}{% endfor %}"

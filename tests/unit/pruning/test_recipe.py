@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe.defaults import DISTILL_RECIPE
 from mlcpipe.errors import UsageError
 from mlcpipe.pruning.recipe import Recipe, read_recipe
+from mlcpipe.support.defaults import DISTILL_RECIPE
 
 RECIPE = Recipe('a "folder"\\with é🦙\n\x7f', "wanda", "2:4", steps=7, peak_rate=1e-5)
 

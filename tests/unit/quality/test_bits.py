@@ -13,12 +13,12 @@ from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.compiler.compile import compile as compile_model
 from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import UsageError
-from mlcpipe.progress import SilentProgress
 from mlcpipe.quality import sensitivity as module
 from mlcpipe.quality.bits import Choice, Group, choose_bits, spend
 from mlcpipe.quality.matrices import stored_matrices
 from mlcpipe.quality.sensitivity import guess, measure_sensitivity
 from mlcpipe.quantization.recipe import load_recipe
+from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import load_target
 from tests.conftest import TinyLlama, write_llama
 

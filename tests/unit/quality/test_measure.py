@@ -13,15 +13,15 @@ import pytest
 from mlcpipe import Engine
 from mlcpipe.bundle import read_manifest, write_manifest
 from mlcpipe.bundle.origin import SIGNATURE, accept, origin_of
-from mlcpipe.defaults import QUALITY_TOKENS
 from mlcpipe.errors import ComputeError, ResourceError, UsageError
 from mlcpipe.host.memory import FreeMemory
-from mlcpipe.progress import SilentProgress
 from mlcpipe.quality import measure as module
 from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure, record
 from mlcpipe.quality.reference import prepare_reference
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.defaults import QUALITY_TOKENS
+from mlcpipe.support.progress import SilentProgress
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcpipe.defaults import RTN, SEARCH
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization import load_scheme
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.packing import pack, unpack
+from mlcpipe.support.defaults import RTN, SEARCH
 from tests.unit.quantization.reference import Array, make_weight
 
 Q4_K = SCHEMES["Q4_K"]

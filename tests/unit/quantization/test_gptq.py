@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcpipe.defaults import GPTQ, SEARCH
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization import gptq, load_scheme
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.support.defaults import GPTQ, SEARCH
 from tests.unit.quantization.reference import Array, make_weight
 
 FORMATS = {name: load_scheme(name) for name in ("q3f16_1", "q4f16_1", "q4f32_1")} | {

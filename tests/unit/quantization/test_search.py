@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcpipe.defaults import RTN, SEARCH
 from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.quantization import load_scheme, search
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.packing import method_of, pack, unpack
 from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.support.defaults import RTN, SEARCH
 from tests.unit.quantization.reference import KINDS, Array, make_weight
 
 SEARCHED = ("q3f16_1", "q4f16_1", "q4f32_1")

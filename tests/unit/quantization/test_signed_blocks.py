@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcpipe.defaults import RTN, SEARCH
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization import signed_blocks
 from mlcpipe.quantization.native_formats import SCHEMES, unpack_codes
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.support.defaults import RTN, SEARCH
 from tests.unit.quantization.reference import KINDS, Array, make_weight
 
 FORMATS = ("Q3_K", "Q6_K", "Q4_0", "Q5_0", "Q8_0")

@@ -17,9 +17,9 @@ import pytest
 
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
-from mlcpipe import disk as disk_module
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.chat_file import MAX_CHAT_BYTES
+from mlcpipe.support import disk as disk_module
 from tests.chat_files import CHAT, DIGEST, FIELDS, HEADER, HEADERS, by_hand, changed, hollow, sealed
 from tests.conftest import Bundles, TinyLlama, write_llama
 from tests.unit.runtime.conftest import edit_manifest

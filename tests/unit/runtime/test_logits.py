@@ -14,11 +14,11 @@ import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.bundle import Manifest
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.defaults import SEARCH
 from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.recipe import recipe_text
 from mlcpipe.quantization.scheme import load_scheme, scheme_names
+from mlcpipe.support.defaults import SEARCH
 from tests.conftest import QUICK, exact_target
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from mlcpipe import compile
 from mlcpipe.cli import main
-from mlcpipe.env import env
+from mlcpipe.support.env import env
 from mlcpipe.targets import compiled_variants, load_target
 from mlcpipe.tuned import records as records_module
 from mlcpipe.tuned.local_records import device_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mlcpipe.errors import CompileError
-from mlcpipe.resources import native_path
+from mlcpipe.support.resources import native_path
 
 PREAMBLE = native_path() / "cuda" / "preamble.cuh"
 _FIRST = 'extern "C" __global__'

@@ -8,8 +8,8 @@ from pathlib import Path
 from mlcpipe.compiler.native_runtime import DevicePlugin
 from mlcpipe.devices.support.vulkan_plugin import install_command
 from mlcpipe.errors import CompileError
-from mlcpipe.private import private_folder
-from mlcpipe.resources import native_path
+from mlcpipe.support.private import private_folder
+from mlcpipe.support.resources import native_path
 
 SOURCES = native_path() / "vulkan"
 _PLACES = tuple(map(Path, ("/usr/include", "/usr/local/include")))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlcpipe.compiler.backends.wasm.emscripten import Emscripten
 from mlcpipe.compiler.tvm_sources import INCLUDES, SourceTree, built_once, package_folder, source_tree
-from mlcpipe.progress import Progress
+from mlcpipe.support.progress import Progress
 
 _UNITS = ("webgpu_runtime", "tvmjs_support", "wasm_runtime")
 _FLAGS = ("-O2", "-std=c++17", "-Wno-ignored-attributes", "-c")

@@ -11,12 +11,12 @@ from itertools import product
 import numpy as np
 from tvm import tirx
 
-from mlcpipe.defaults import SEARCH
 from mlcpipe.nn import definitions
 from mlcpipe.quantization import native_formats
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
+from mlcpipe.support.defaults import SEARCH
 from tests.kernels.harness import EPS, KINDS, TINY, Array, Call, Case, adversarial, by_rules, unwritten
 from tir_schedules.op import with_facts
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import tirx
 
-from mlcpipe.defaults import SEARCH
 from mlcpipe.passes.schedule_kernels import first_rule
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import pack, unpack
+from mlcpipe.support.defaults import SEARCH
 from tests.kernels.cases.cpu.matmul import random_parts, scheme_named
 from tir_schedules.rule import rules_in
 

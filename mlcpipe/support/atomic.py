@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from mlcpipe.disk import check_disk_space, full_disk_named
 from mlcpipe.errors import MlcpipeError, UsageError
+from mlcpipe.support.disk import check_disk_space, full_disk_named
 
 _WRITER_S = 60  # for a file: more than a busy disk needs
 _OWN = "mlcpipe-"  # in temporary names beside an output, and not in names of users' files

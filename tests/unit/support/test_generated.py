@@ -13,15 +13,15 @@ from mlcpipe.compiler.native_runtime import _LICENSES
 from mlcpipe.compiler.sdk import _DECLARATION
 from mlcpipe.compiler.static_library import table_source
 from mlcpipe.errors import UsageError
-from mlcpipe.generated import Value, filled, toml_value, word
-from mlcpipe.resources import native_path
+from mlcpipe.support.generated import Value, filled, toml_value, word
+from mlcpipe.support.resources import native_path
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PLACE = re.compile("@([A-Z]+)@")
 # What ends, joins or expands something in CMake, C, assembler, Kotlin, Swift, Markdown, HTML, XML, JSON or a shell.
 NOWHERE = [

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlcpipe.errors import UsageError
-from mlcpipe.json_files import shown
+from mlcpipe.support.json_files import shown
 
 Value = str | Sequence[str] | Mapping[str, str]
 """A word, a list of words, or macros by name: their values are words, numbers or empty."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe import atomic
-from mlcpipe.atomic import atomic_directory, atomic_write, check_destination, check_early, only_writer
-from mlcpipe.disk import check_disk_space
 from mlcpipe.errors import ResourceError, UsageError
+from mlcpipe.support import atomic
+from mlcpipe.support.atomic import atomic_directory, atomic_write, check_destination, check_early, only_writer
+from mlcpipe.support.disk import check_disk_space
 from tests.faults import traced
 
 
@@ -135,7 +135,7 @@ def test_a_link_to_a_folder_keeps_being_one(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mlcpipe.atomic import atomic_directory
+from mlcpipe.support.atomic import atomic_directory
 with atomic_directory(Path(sys.argv[1])) as partial:
     (partial / "half").write_bytes(b"half")
     print(partial, flush=True)
@@ -178,7 +178,7 @@ def test_folders_and_files_of_the_user_beside_an_output_stay(tmp_path: Path, exi
 WRITER = """
 import sys
 from pathlib import Path
-from mlcpipe.atomic import atomic_directory
+from mlcpipe.support.atomic import atomic_directory
 with atomic_directory(Path(sys.argv[1]), replaces="*") as partial:
     (partial / "lib").mkdir()
     for name in ("manifest", "lib/model.so"):
@@ -266,8 +266,8 @@ def on_a_tiny_disk(disk: Path, code: str) -> str:
     disk.mkdir()
     header = f"""
 from pathlib import Path
-from mlcpipe.atomic import atomic_directory, atomic_file, atomic_write
-from mlcpipe.disk import check_disk_space
+from mlcpipe.support.atomic import atomic_directory, atomic_file, atomic_write
+from mlcpipe.support.disk import check_disk_space
 from mlcpipe.errors import ResourceError
 disk = Path({str(disk)!r})
 def attempt(call):
@@ -326,7 +326,7 @@ attempt(lambda: check_disk_space(disk, 1 << 19))
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from mlcpipe.atomic import atomic_directory
+from mlcpipe.support.atomic import atomic_directory
 from mlcpipe.errors import ResourceError
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 try:

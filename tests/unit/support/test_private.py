@@ -14,10 +14,10 @@ import mlcpipe
 from mlcpipe import loading
 from mlcpipe.devices.support import vulkan_plugin
 from mlcpipe.errors import BundleError, TargetError
-from mlcpipe.private import check_private, private_folder
+from mlcpipe.support.private import check_private, private_folder
 from tests.conftest import Bundles
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX's")
 
 
@@ -86,7 +86,7 @@ def test_a_planted_plugin_is_not_loaded(cache: Path) -> None:
         import sys
         sys.modules["torch"] = None
         from mlcpipe.devices.support import vulkan_plugin as plugin
-        from mlcpipe.private import private_folder
+        from mlcpipe.support.private import private_folder
         path = plugin._path(plugin.find_compiler())
         private_folder(path.parent).joinpath(path.name).write_text("not even a library")
         path.parent.chmod(0o777), path.parent.parent.chmod(0o755)

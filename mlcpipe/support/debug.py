@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from mlcpipe.env import env
+from mlcpipe.support.env import env
 
 TIMINGS, RULES, IR, SOURCE = 1, 2, 3, 4
 

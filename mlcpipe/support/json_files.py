@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.files import read_bounded
+from mlcpipe.support.files import read_bounded
 
 SHOWN_CHARACTERS = 80
 MAX_VALUES = 1_000_000

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.files import read_bounded
-from mlcpipe.json_files import shown_path
+from mlcpipe.support.files import read_bounded
+from mlcpipe.support.json_files import shown_path
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = _PACKAGE / "data"
 _SOURCE_TREE = _PACKAGE.parent
 

@@ -15,9 +15,9 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.json_files import OnlyKnown, parse_json_object
+from mlcpipe.support.json_files import OnlyKnown, parse_json_object
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Prints the error and by how many MiB reading made the process grow.
 READ = r"""
 import re, sys

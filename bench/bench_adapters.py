@@ -24,6 +24,7 @@ from bench.make_checkpoint import SHAPES, make_checkpoint
 from bench.prepare import default_work
 from bench.program import command_line, run_program
 from mlcpipe.bundle.manifest import AdaptedInfo, Manifest
+from mlcpipe.bundle.memory import many_sequences
 from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
@@ -111,7 +112,12 @@ def main() -> int:
     table = Table("answers", "adapters", "tokens/s beside none", "lowest", "limit of the bytes")
     for batch in batches:
         limits = Limits(_CONTEXT, sequences=batch, queue=batch)
-        core = Core(bundle, batch * _CONTEXT, limits, adapter_blocks=batch * blocks_of(options.rank))
+        core = Core(
+            bundle,
+            many_sequences(bundle.manifest, bundle.context_length, batch * _CONTEXT),
+            limits,
+            adapter_blocks=batch * blocks_of(options.rank),
+        )
         store = core.executor.adapters
         assert store is not None
         with TemporaryDirectory() as folder:

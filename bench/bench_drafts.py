@@ -26,6 +26,7 @@ from bench.make_checkpoint import SHAPES, make_checkpoint
 from bench.make_draft_head import KINDS, make_draft_head
 from bench.prepare import default_work
 from mlcpipe import Engine
+from mlcpipe.bundle.memory import many_sequences
 from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
@@ -130,7 +131,12 @@ class _Off:
 
 def compare(engine: Engine, questions: Sequence[str], batch: int) -> Iterator[tuple[str, float, float]]:
     """For drafts by lookup and by the bundle's head: tokens per second relative to none, and the acceptance rate."""
-    core = Core(engine.model.bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
+    core = Core(
+        engine.model.bundle,
+        many_sequences(engine.manifest, engine.context_length, batch * 512),
+        Limits(512, sequences=batch, queue=batch),
+        CostModel(),
+    )
     source, totals = _source(core, None, batch), core.scheduler.totals
     assert source is not None
     made: dict[str, Callable[[], Any]] = {
@@ -209,7 +215,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     smaller = options.draft_model and _load(options.draft_model, options)
     table = Table("answers", "tokens/s without", "with drafts", "ratio", "drafted tokens that stood")
     for batch in map(int, options.batches.split(",")):
-        core = Core(bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
+        core = Core(
+            bundle,
+            many_sequences(bundle.manifest, bundle.context_length, batch * 512),
+            Limits(512, sequences=batch, queue=batch),
+            CostModel(),
+        )
         plain, drafted, ratio, stood = measure(core, _source(core, smaller, batch), batch, options.rate)
         table.add_row(str(batch), f"{plain:.1f}", f"{drafted:.1f}", f"{ratio:.2f}", f"{stood:.0%}")
     stdout_console().print(table)

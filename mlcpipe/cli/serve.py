@@ -21,8 +21,9 @@ from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
-    from mlcpipe import Engine
     from mlcpipe.bundle import Manifest
+    from mlcpipe.runtime.loading import LoadedBundle
+    from mlcpipe.runtime.text.tokenizer import Tokenizer
     from mlcpipe.server.run import Loaded, LoadedEmbedder
 
 _MAX_WARM_BYTES = 4 << 20
@@ -158,15 +159,16 @@ def _warm(loaded: Loaded, texts: Iterable[str], namespaces: Iterable[str]) -> No
                 raise event.error
 
 
-def _draft_model(bundle: Path, engine: Engine, device: str | None) -> Engine:
-    """The engine of a draft model. Raises UsageError."""
-    from mlcpipe import Engine
+def _draft_model(path: Path, bundle: LoadedBundle, tokenizer: Tokenizer, device: str | None) -> LoadedBundle:
+    """The bundle of a draft model. Raises UsageError."""
     from mlcpipe.bundle import read_manifest
+    from mlcpipe.runtime.loading import load_bundle
     from mlcpipe.runtime.serving.draft_model import check_pair
+    from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 
-    context = min(engine.context_length, read_manifest(bundle).model.context_length)
-    smaller = Engine(bundle, context_length=context, device=device, threads=engine.threads)
-    check_pair(engine.tokenizer, smaller.tokenizer)
+    context = min(bundle.context_length, read_manifest(path).model.context_length)
+    smaller = load_bundle(path, context, bundle.threads, device)
+    check_pair(tokenizer, open_tokenizer(path))
     return smaller
 
 
@@ -174,10 +176,12 @@ def _load(
     options: ServeOptions, bundles: Bundles, names: tuple[str, ...], texts: Iterable[str], namespaces: Iterable[str]
 ) -> Loaded:
     """The engine with its adapters, warmed, and what stands beside it."""
-    from mlcpipe import Embedder, Engine
+    from mlcpipe import Embedder
+    from mlcpipe.runtime.loading import load_bundle
     from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.open_engine import open_engine
     from mlcpipe.runtime.stated_sampling import bundle_sampling
+    from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
     from mlcpipe.server.prefix_store import PrefixStore
     from mlcpipe.server.run import Loaded
     from mlcpipe.server.semantic_cache import SemanticCache
@@ -185,16 +189,16 @@ def _load(
     from tir_schedules.step_layout import RANK
 
     device, threads = engine_device(options.device), options.threads
-    engine = Engine(bundles.own, context_length=options.context, device=device, threads=threads)
-    smaller = None if bundles.drafts is None else _draft_model(bundles.drafts, engine, device)
-    manifest, tokenizer = engine.manifest, engine.tokenizer
+    bundle, tokenizer = load_bundle(bundles.own, options.context, threads, device), open_tokenizer(bundles.own)
+    smaller = None if bundles.drafts is None else _draft_model(bundles.drafts, bundle, tokenizer, device)
+    manifest = bundle.manifest
     about = {
         "model_type": manifest.model.model_type,
         "quantization": manifest.quantization,
         "target": manifest.target.name,
-        "device": engine.device,
+        "device": bundle.device.description,
     }
-    defaults = bundle_sampling(engine.path, DEFAULTS)
+    defaults = bundle_sampling(bundles.own, DEFAULTS)
     packed = [read_packed(path, name, manifest.model) for name, path in options.adapters.items()]
     if taken := set(names) & options.adapters.keys():
         raise UsageError("--adapter", expected="a name that the model does not have", found=taken.pop())
@@ -202,8 +206,8 @@ def _load(
     if ranks is None and (packed or options.adapter_folder):
         ranks = max(RANK * sum(one.blocks for one in packed), DEFAULT_ADAPTER_RANKS)
     serving = open_engine(
-        engine.model, max_queue=options.max_queue, sequences=options.sequences, step_s=options.step_ms / 1000,
-        drafts=options.drafts, adapter_ranks=ranks or 0, draft_model=None if smaller is None else smaller.model,
+        bundle, max_queue=options.max_queue, sequences=options.sequences, step_s=options.step_ms / 1000,
+        drafts=options.drafts, adapter_ranks=ranks or 0, draft_model=smaller,
         context_shift=options.context_shift, replicas=options.ray or 1, swap_bytes=options.swap_bytes,
     )  # fmt: skip
     adapters = {one.name: serving.load_adapter(one).result() for one in packed}

@@ -72,7 +72,6 @@ def measure_sensitivity(checkpoint: Checkpoint, text: Path, progress: Progress) 
         if _rounds(weight):
             model = _with_weight(engine.model, i, _rounded(weight, checkpoint))
             losses.append((weight, _divergence(model, windows, expected)))
-            model.release()
             progress.advance(1)
     positions = sum(len(logits) for logits in expected)
     return Sensitivity(tuple(losses), f"measured on {positions} positions of {text.name}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -20,7 +23,9 @@ from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import Chunk, Completion, SamplingParams
+from mlcpipe.runtime.serving.answer_loop import Answer, AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable, tokens_to_drop, without_dropped
+from mlcpipe.runtime.serving.interface import Request, TokenEvent
 from mlcpipe.runtime.stated_sampling import bundle_sampling
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, is_harmony, without_thoughts
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
@@ -30,15 +35,16 @@ from mlcpipe.support.files import local_path
 from mlcpipe.support.progress import Progress, SilentProgress
 
 Message = Mapping[str, Any]
+_HELD_S = 0.002  # until the next plan, if no answer can continue
 
 
 class Engine:
-    """One bundle, one conversation at a time.
+    """One bundle, and its conversations.
 
-    The KV cache is kept between calls: a prompt that begins like the previous one (the next turn of a chat) only
-    computes the new tokens. On the main thread a signal whose handler raises (Ctrl-C) stops a prefill between parts of
-    a kernel, and the cache keeps the tokens of earlier calls and chunks. Threads may take turns; a call during another
-    thread's raises UsageError.
+    The KV cache is kept between calls: a prompt that begins like an earlier one (the next turn of a chat) only computes
+    the new tokens. Answers that are read at the same time, in one thread or several, are computed together, and none
+    depends on the others; all of them share a KV cache of one context. On the main thread a signal whose handler raises
+    (Ctrl-C) stops a prefill between parts of a kernel, and the cache keeps the tokens of earlier calls and chunks.
 
     Args:
         bundle: folder that `mlcpipe.compile` wrote.
@@ -73,8 +79,10 @@ class Engine:
         loaded = load_bundle(self.path, context_length, threads, device, progress or SilentProgress())
         if context_shift:
             check_shiftable(loaded.context_length)
-        self._shifts = context_shift
         self._model = LoadedModel(loaded, None if adapter is None else Path(adapter))
+        self._answers = AnswerLoop(self._model.core, context_shift=context_shift, parks=True)
+        self._turns, self._in_turn = threading.Condition(), 0  # whose turn it is, the thread's number
+        self._ended: deque[int] = deque()  # streams that nobody reads any more
         self._load_s = time.perf_counter() - began
 
     @property
@@ -133,12 +141,14 @@ class Engine:
         return bundle_sampling(self.path, SamplingParams())
 
     def reset(self) -> None:
-        """Forget the conversation."""
-        with self._model.exclusive():
+        """Forget all conversations."""
+        with self._turn():
             self._model.reset()
 
     def save(self, path: str | Path, *, chat: Mapping[str, Any] | None = None) -> None:
-        """Save the conversation: its tokens with their keys and values, and `chat`, any JSON object, such as messages.
+        """Save the conversation that ended last: its tokens with their keys and values, and `chat`.
+
+        That is any JSON object, such as messages.
 
         A file has about `manifest.kv_bytes_per_token` bytes per token. It is written as a whole or not at all, and
         replaces a saved chat. `load` continues it without a prefill, also in the native runtime.
@@ -146,7 +156,7 @@ class Engine:
         """
         model = self._model
         model.check_savable()
-        with model.exclusive():
+        with self._turn():
             write_chat(Path(path), self.manifest, model.tokens, model.prompt_tokens, model.saved_states(), chat)
 
     def load(self, path: str | Path) -> dict[str, Any] | None:
@@ -156,7 +166,7 @@ class Engine:
         keeps its conversation.
         """
         self._model.check_savable()
-        with self._model.exclusive():
+        with self._turn():
             saved = read_chat(Path(path), self.manifest, self.context_length)
             self._model.restore(saved)
         return saved.chat
@@ -258,13 +268,13 @@ class Engine:
 
         They take memory in addition to that planned when the bundle was opened, and up to 64 MiB more during the call.
         """
-        with self._model.exclusive():
+        with self._turn():
             return self._model.all_logits(tokens)
 
     def logits_stepwise(self, tokens: Sequence[int], *, prefill_tokens: int) -> NDArray[np.float32]:
         """Logits f32[len(tokens) - prefill_tokens + 1, vocab_size]: a prefill, then one decode step per token."""
         model = self._model
-        with model.exclusive():
+        with self._turn():
             model.reset()
             model.prefill(tokens[:prefill_tokens], None)
             rows = [model.read_logits().copy()]
@@ -276,13 +286,13 @@ class Engine:
 
     def prefill(self, tokens: Sequence[int]) -> int:
         """Append tokens to the sequence -> the most probable next token. For measurements; see `generate`."""
-        with self._model.exclusive():
+        with self._turn():
             return self._model.prefill([*self._model.tokens, *tokens], self._greedy)
 
     def decode(self, token: int) -> int:
         """Append one token -> the most probable next one. For measurements."""
         self._model.token_ids([token])
-        with self._model.exclusive():
+        with self._turn():
             return self._model.step(token, self._greedy)
 
     @cached_property
@@ -305,20 +315,59 @@ class Engine:
             raise UsageError("the prompt has no tokens", expected="at least one")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
             raise UsageError("max_tokens", expected="an integer from 1", found=repr(max_tokens))
-        if not self._shifts:
+        shifts = self._answers.context_shift
+        if not shifts:
             self._model.check_fits(len(prompt) + 1)
-        self._model.token_ids(prompt)
+        prompt = self._model.token_ids(prompt).tolist()
         tokenizer = text = None
+        eos: frozenset[int] = frozenset()
         if not ignore_eos or stop or sampling.logprobs or (self.path / "tokenizer.json").is_file():
             tokenizer = self.tokenizer
             eos = frozenset() if ignore_eos else tokenizer.eos_token_ids
             shown = tokenizer.control_tokens(MARKS) if harmony else ()
             stream = TextStream(tokenizer, stop, eos, continues=continues, shown=shown)
             text = HarmonyText(stream) if harmony else stream
-        room = sys.maxsize if self._shifts else self.context_length - len(prompt)
+        room = sys.maxsize if shifts else self.context_length - len(prompt)
         sampling.check_bias(self.vocab_size)
-        row = Row(sampling, prompt)
-        dropped = tokens_to_drop(len(prompt), self.context_length)
-        kept, most = without_dropped(prompt, dropped), min(max_tokens or room, room)
-        generation = Generation(self._model, kept, row, most, text, tokenizer, self._shifts, dropped)
-        return generation.stream(self.load_s)
+        request = Request(
+            prompt, min(max_tokens or room, room), sampling, stop_ids=eos, logprobs=sampling.logprobs or None,
+            adapter=self._model.adapter,
+        )  # fmt: skip
+        kept = without_dropped(prompt, tokens_to_drop(len(prompt), self.context_length))
+        generation = Generation(self.manifest, len(kept), text, tokenizer, self.load_s)
+        return generation.chunks(self._steps(self._answers.answer(request, None)))
+
+    def _steps(self, answer: Answer) -> Generator[list[TokenEvent], None, None]:
+        """The events of each step of an answer, which whoever reads one computes for all answers in progress."""
+        stream = answer.stream
+        try:
+            with self._turn():
+                self._answers.begin(answer)
+            while True:
+                while not stream.pending:
+                    with self._turn():
+                        if not stream.pending and not self._answers.step():
+                            time.sleep(_HELD_S)
+                events = stream.take()
+                yield events
+                if events[-1].finish_reason is not None:
+                    return
+        finally:  # also where the garbage collector ends it, in the middle of a step
+            self._ended.append(stream.id)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Inside, no other thread uses the model. A thread whose turn an exception left open may enter again."""
+        me = threading.get_ident()
+        with self._turns:
+            while self._in_turn not in (0, me):
+                self._turns.wait()
+            self._in_turn = me
+        try:
+            while self._ended:
+                self._answers.cancel(self._ended.popleft())
+            yield
+        finally:
+            with self._turns:
+                self._in_turn = 0
+                self._turns.notify_all()

@@ -1,17 +1,15 @@
-"""One answer: the tokens of a generation, their text, and its statistics."""
+"""One answer from the events of its stream: text, log-probabilities, statistics."""
 
 from __future__ import annotations
 
-import itertools
-import sys
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mlcpipe.runtime.model import LoadedModel
-from mlcpipe.runtime.sampler import Row, token_logprob
+from mlcpipe.bundle import Manifest
+from mlcpipe.runtime.sampler import named_logprob
 from mlcpipe.runtime.sampling_params import Chunk, Completion, Stats, TokenLogprob
-from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
+from mlcpipe.runtime.serving.interface import TokenEvent
 from mlcpipe.runtime.text.harmony import HarmonyText
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -19,99 +17,80 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Generation:
-    """Generates at most `max_tokens` tokens after `prompt`.
+    """How the tokens of an answer become chunks.
 
-    With `shifts` the answer continues when the context is full; `prompt` lacks the first `dropped` dropped tokens.
-    `text` turns tokens into text and finds where to stop, `tokenizer` names alternatives; both are None for a bundle
-    without a tokenizer.
+    `text` turns them into text and finds where to stop, `tokenizer` names alternatives; both are None for a bundle
+    without a tokenizer. `prompt_tokens` are those that the context has.
     """
 
-    model: LoadedModel
-    prompt: list[int]
-    row: Row
-    max_tokens: int
+    manifest: Manifest
+    prompt_tokens: int
     text: TextStream | HarmonyText | None
     tokenizer: Tokenizer | None
-    shifts: bool = False
-    dropped: int = 0
+    load_s: float
 
-    def stream(self, load_s: float) -> Generator[Chunk, None, None]:
-        """The chunks, the last with statistics. Time that the caller spends between chunks is not counted."""
-        cached = self.model.reusable(self.prompt)
-        sequence = _Text(self.prompt, self.model.bundle.context_length if self.shifts else sys.maxsize)
-        chunks, kv_tokens = self._chunks(sequence), 0
+    def chunks(self, steps: Generator[list[TokenEvent], None, None]) -> Generator[Chunk, None, None]:
+        """A chunk for each token, the last with statistics; `steps` yields the events of each step, and is closed.
+
+        Time that the caller spends between chunks is not counted. Raises the error of an event.
+        """
         seconds: list[float] = []
-        while True:
-            began = time.perf_counter()
-            with self.model.exclusive():
-                chunk = next(chunks)
-                kv_tokens += self.model.length if seconds else 0
-            seconds.append(time.perf_counter() - began)
-            if chunk.finish_reason is not None:
-                stats = self._stats(cached, seconds, load_s, kv_tokens)
-                yield replace(chunk, stats=replace(stats, dropped_tokens=self.dropped + sequence.dropped))
-                return
-            yield chunk
+        count = kv_tokens = 0
+        try:
+            while True:
+                began = time.perf_counter()
+                events = next(steps)
+                kv_tokens += self.prompt_tokens + count if seconds else 0
+                seconds.append(time.perf_counter() - began)
+                for event in events:
+                    if event.error is not None:
+                        raise event.error
+                    count += event.token is not None
+                    text, reason = self._push(event)
+                    if reason is None:
+                        yield Chunk(text, _ids(event), self._logprobs(event))
+                        continue
+                    steps.close()
+                    stats = self._stats(event, count, seconds, kv_tokens)
+                    yield Chunk(text, _ids(event), self._logprobs(event), reason, stats)
+                    return
+        finally:
+            steps.close()
 
-    def _chunks(self, sequence: _Text) -> Iterator[Chunk]:
-        """One chunk per token; the last has a finish reason."""
-        model, row = self.model, self.row
-        token = model.prefill(sequence.tokens, row)
-        for count in itertools.count(1):
-            revision = model.revision
-            chunk = self._chunk(token, count)
-            yield chunk
-            if chunk.finish_reason is not None:
-                return
-            shifted = sequence.push(token)
-            if shifted:
-                model.reset()
-            if model.revision == revision:
-                token = model.step(token, row)
-            else:  # shifted, or another call used the cache meanwhile
-                token = model.prefill(sequence.tokens, row, sequence.dropped)
-
-    def _chunk(self, token: int, count: int) -> Chunk:
-        logprobs = None
-        if self.tokenizer is not None and self.row.params.logprobs:
-            logprobs = [token_logprob(self.model.read_logits(), token, self.row.params, self.tokenizer)]
-        text, stopped = "", False
+    def _push(self, event: TokenEvent) -> tuple[str, str | None]:
+        """The text that an event adds, and the reason if the answer ends with it."""
+        reason, text = event.finish_reason, ""
         if self.text is not None:
-            text, stopped = self.text.push(token), self.text.stopped is not None
-        if not stopped and count < self.max_tokens:
-            return Chunk(text, [token], logprobs)
-        if self.text is not None:
-            text += self.text.flush()
-        return Chunk(text, [token], logprobs, "stop" if stopped else "length")
+            if event.token is not None:
+                text = self.text.push(event.token)
+            if self.text.stopped is not None:
+                reason = "stop"
+            if reason is not None:
+                text += self.text.flush()
+        return text, reason
 
-    def _stats(self, cached: int, seconds: list[float], load_s: float, kv_tokens: int) -> Stats:
-        """Statistics of tokens that took `seconds` each; decode steps read `kv_tokens` keys in each layer."""
-        plan, steps = self.model.bundle.manifest.memory_plan, len(seconds) - 1
+    def _logprobs(self, event: TokenEvent) -> list[TokenLogprob] | None:
+        if self.tokenizer is None or event.token is None or event.logprob is None:
+            return None
+        return [named_logprob(self.tokenizer, event.token, event.logprob, event.top)]
+
+    def _stats(self, last: TokenEvent, count: int, seconds: list[float], kv_tokens: int) -> Stats:
+        """Statistics of steps that took `seconds` each; those of decode read `kv_tokens` keys in each layer."""
+        plan, steps = self.manifest.memory_plan, len(seconds) - 1
         return Stats(
-            prompt_tokens=len(self.prompt),
-            cached_tokens=cached,
-            completion_tokens=len(seconds),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=last.cached_tokens,
+            completion_tokens=count,
             prefill_s=seconds[0],
             decode_s=sum(seconds[1:]),
-            load_s=load_s,
-            decode_bytes=steps * plan.weights_read + kv_tokens * self.model.bundle.manifest.kv_bytes_per_token,
+            load_s=self.load_s,
+            decode_bytes=steps * plan.weights_read + kv_tokens * self.manifest.kv_bytes_per_token,
+            dropped_tokens=last.dropped,
         )
 
 
-class _Text:
-    """The tokens of prompt and answer that are still in a context of `context` tokens."""
-
-    def __init__(self, prompt: list[int], context: int) -> None:
-        self.tokens, self.dropped, self._context = list(prompt), 0, context
-
-    def push(self, token: int) -> bool:
-        """Append a token -> whether others were dropped for it."""
-        self.tokens.append(token)
-        dropped = tokens_to_drop(len(self.tokens), self._context)
-        if dropped:
-            self.tokens = without_dropped(self.tokens, dropped)
-            self.dropped += dropped
-        return bool(dropped)
+def _ids(event: TokenEvent) -> list[int]:
+    return [] if event.token is None else [event.token]
 
 
 def complete(chunks: Iterator[Chunk]) -> Completion:

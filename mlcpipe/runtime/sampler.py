@@ -186,6 +186,7 @@ class Sampler:
         self._calls: list[tuple[Any, ...]] = []
         self._bias_calls: list[tuple[Any, ...]] = []
         self._arguments: list[Any] = []  # of `sample`
+        self._viewed: tuple[Any, Any] = None, None  # the last logits, as `sample` takes them
         self._thread = ThreadPoolExecutor(1, _THREAD)
 
     def masks(self, rows: Sequence[Row]) -> Masks | None:
@@ -218,7 +219,9 @@ class Sampler:
             if masks.late:  # the thread is still busy
                 self._thread.shutdown(wait=False)
                 self._thread = ThreadPoolExecutor(1, _THREAD)
-        return self._sample(tvm_runtime.view(logits, (logits.shape[0], 1, self._vocab)), *self._arguments)
+        if logits is not self._viewed[0]:
+            self._viewed = logits, tvm_runtime.view(logits, (logits.shape[0], 1, self._vocab))
+        return self._sample(self._viewed[1], *self._arguments)
 
     def _put_penalties(self, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
         kinds = [row.repetition for row in rows], [row.presence for row in rows]

@@ -16,7 +16,6 @@ import mlcpipe
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.memory import FreeMemory
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
-from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.executor import Executor, UnitBytes
@@ -124,18 +123,18 @@ def test_how_much_the_host_keeps(bundle: LoadedBundle, checkpoint: Path, monkeyp
     monkeypatch.setattr("mlcpipe.runtime.serving.open_engine.free_memory", lambda: free)
     options: dict[str, Any] = {"max_queue": 4, "sequences": 2, "step_s": 0.1, "drafts": False}
     for asked in (None, 12345, 0):
-        engine: Any = open_engine(LoadedModel(bundle), **options, swap_bytes=asked)
+        engine: Any = open_engine(bundle, **options, swap_bytes=asked)
         swap = engine._core.scheduler.admission.swap
         rooms.append(0 if swap is None else swap.room)
         engine.close()
     kv_bytes = 2 * 256 * bundle.manifest.kv_bytes_per_token
     assert rooms == [(free.nbytes - kv_bytes) // 4, 12345, 0]
     with pytest.raises(ResourceError, match="not enough memory for --swap-bytes"):
-        open_engine(LoadedModel(bundle), **options, swap_bytes=2 << 30)
+        open_engine(bundle, **options, swap_bytes=2 << 30)
     cpu = mlcpipe.compile(checkpoint, target="cpu-native", output=checkpoint.parent / "cpu", quantization="q0f32")
     for asked in (None, 0):
-        engine = open_engine(LoadedModel(load_bundle(cpu, 256, 2)), **options, swap_bytes=asked)
+        engine = open_engine(load_bundle(cpu, 256, 2), **options, swap_bytes=asked)
         assert engine._core.scheduler.admission.swap is None
         engine.close()
     with pytest.raises(UsageError, match="--swap-bytes; expected a model on a GPU whose layers keep all tokens"):
-        open_engine(LoadedModel(load_bundle(cpu, 256, 2)), **options, swap_bytes=1)
+        open_engine(load_bundle(cpu, 256, 2), **options, swap_bytes=1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.memory import many_sequences
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.core import GREEDY, Core, Drawn
@@ -31,7 +32,8 @@ class Steps:
         # Costs of a device where a step holds few prompt rows, so that prompts come in many chunks.
         costs = (1e-3, 1e-3, 1e-3, 4e-3, 0.0, 0.0)
         cost = CostModel(costs, learn=False)
-        self.core = Core(self.bundle, self.kv_tokens, self.limits, cost, self.adapter_blocks, self.swap_bytes)
+        units = many_sequences(self.bundle.manifest, self.bundle.context_length, self.kv_tokens)
+        self.core = Core(self.bundle, units, self.limits, cost, self.adapter_blocks, self.swap_bytes)
         self.scheduler = self.core.scheduler
         self.logits: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
         self.now = 0.0

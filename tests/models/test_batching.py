@@ -18,6 +18,7 @@ from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from tests.models import tiny
 from tests.models.stepping import Alone, Steps
 
@@ -87,7 +88,10 @@ def test_a_turn_that_begins_like_the_last_one(alone: Alone) -> None:
     for length in (len(prompt) // 3, len(prompt) // 2):
         model.prefill(prompt[:length], GREEDY)
     info = alone.bundle.manifest.model
-    assert model.reusable(prompt) == length or info.rope_above or info.recompute_above
+    scheduler = model.core.scheduler
+    whole = scheduler.pool.sequence(-1, ScheduledRequest(tuple(prompt), 1))
+    shared = scheduler.tree.shared(scheduler.admission.parked[-1], whole)
+    assert shared == length or info.rope_above or info.recompute_above
     model.prefill(prompt, GREEDY)
     after = model.read_logits().copy()
     model.reset()

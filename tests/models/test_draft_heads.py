@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="the references are computed by torc
 pytest.importorskip("transformers", reason="the references are transformers models")
 pytestmark = pytest.mark.full
 
+from mlcpipe.bundle.memory import many_sequences
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.core import GREEDY, Core
@@ -72,7 +73,7 @@ def test_logits_are_those_of_the_definition(
     tensors = random_heads(VOCAB, blocks=blocks)
     if blocks > 1:
         bundle = with_heads(checkpoint, tmp_path, tensors)
-    core = Core(bundle, CONTEXT, Limits(CONTEXT))
+    core = Core(bundle, many_sequences(bundle.manifest, bundle.context_length, CONTEXT), Limits(CONTEXT))
     heads = DraftHeads(core)
     model, prompts = tiny.build_model(CASE, tiny.settled_seed(CASE)), [tiny.prompt_tokens(CASE, 9), [5, 4, 3]]
     sequences = [core.scheduler.submit(ScheduledRequest(tuple(prompt), 2, params=GREEDY)) for prompt in prompts]

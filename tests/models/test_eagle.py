@@ -16,6 +16,7 @@ pytestmark = pytest.mark.full
 
 from torch.nn.functional import cross_entropy, silu
 
+from mlcpipe.bundle.memory import many_sequences
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.devices.support import tvm_runtime
@@ -140,7 +141,7 @@ def test_logits_are_those_of_the_definition(
     tensors, config = (random_eagle(VOCAB, SOME_TOKENS), SOME_TOKENS) if some else (own_embedding(), OWN_EMBEDDING)
     if not some:
         bundle = with_head(checkpoint, tmp_path, tensors, config)
-    core = Core(bundle, 4 * CONTEXT, Limits(CONTEXT))
+    core = Core(bundle, many_sequences(bundle.manifest, bundle.context_length, 4 * CONTEXT), Limits(CONTEXT))
     head = EagleDraft(core, 4 * CONTEXT)
     seen: list[Any] = []
     first, following = head._guess_first, head._guess_next

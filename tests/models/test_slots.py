@@ -169,8 +169,8 @@ def test_a_model_without_attention_is_served(tmp_path: Path) -> None:
     )  # fmt: skip
     greedy, options = SamplingParams(temperature=0.0), {"max_queue": 4, "sequences": 2, "step_s": 0.1}
     with pytest.raises(UsageError, match="a draft model; expected models whose states go back .*; found lfm2, lfm2"):
-        open_engine(LoadedModel(load_bundle(path)), draft_model=LoadedModel(load_bundle(path)), drafts=True, **options)
+        open_engine(load_bundle(path), draft_model=load_bundle(path), drafts=True, **options)
     expected = Engine(path).generate(words(40), sampling=greedy, max_tokens=ANSWER, ignore_eos=True).token_ids
-    engine = open_engine(LoadedModel(load_bundle(path)), drafts=True, **options)
+    engine = open_engine(load_bundle(path), drafts=True, **options)
     assert [event.token for event in engine.submit(interface.Request(words(40), ANSWER, greedy))] == expected
     engine.close()

@@ -38,16 +38,17 @@ def measure_batches(
 
 
 def _measure(bundle: LoadedBundle, opts: BenchOptions, tokens: Sequence[int], batch: int, length: int) -> Result:
+    from mlcpipe.bundle.memory import many_sequences
     from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.core import GREEDY, Core
     from mlcpipe.runtime.serving.cost_model import CostModel
     from mlcpipe.runtime.serving.limits import Limits
     from mlcpipe.runtime.serving.sequence import ScheduledRequest
 
-    kv_tokens = batch * (length + PAGE)
     limits = Limits(bundle.context_length, sequences=batch, queue=batch, step_s=float("inf"))
     packed = [read_packed(folder, folder.name, bundle.manifest.model) for folder in opts.adapters]
-    core = Core(bundle, kv_tokens, limits, CostModel(learn=False), sum(one.blocks for one in packed))
+    units = many_sequences(bundle.manifest, bundle.context_length, batch * (length + PAGE))
+    core = Core(bundle, units, limits, CostModel(learn=False), sum(one.blocks for one in packed))
     adapters = [store.load(one) for one in packed] if (store := core.executor.adapters) is not None else []
     for index in range(batch):
         prompt = [tokens[(index + at * (index + 1)) % len(tokens)] for at in range(PROMPT)]

@@ -9,10 +9,11 @@ from mlcpipe.runtime.serving import waiting
 from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
-from mlcpipe.runtime.serving.sequence import Sequence, State
+from mlcpipe.runtime.serving.sequence import Finish, Sequence, State
 from mlcpipe.runtime.serving.swap import Swap
 from tir_schedules.step_layout import PAGE
 
+MOST_PARKED = 8
 PROTECTED = 3  # preemptions, after which a sequence is preempted again only if all others had as many
 
 
@@ -24,6 +25,7 @@ class Admission:
         self.waiting = waiting.WaitingQueue()
         self.prefilling: list[Sequence] = []  # both by `Sequence.order`
         self.running: list[Sequence] = []
+        self.parked: list[Sequence] = []  # ended ones that keep their pages, the last one ended last
         self.forking = 0  # places that the step being planned gives to sequences of `same_prompt`
         self.on_preemption: Callable[[Sequence], None] = lambda sequence: None
         self.swap: Swap | None = None
@@ -53,6 +55,8 @@ class Admission:
 
         It is the youngest of the lowest class, among those not preempted too often.
         """
+        if self.unpark():
+            return True
         active = [*self.running, *self.prefilling]
         if active == [sequence] and self.tree.pins:
             self.tree.unpin(next(iter(self.tree.pins)))
@@ -88,8 +92,40 @@ class Admission:
             self.swap.forget(sequence)
         if sequence.request.keep and sequence.shared:
             self.tree.pin(sequence)
-        self.pool.release(sequence)
+        if sequence.request.parks and sequence.computed and sequence.finish is not Finish.ERROR:
+            self.park(sequence)
+        else:
+            self.pool.release(sequence)
         self.move(sequence, State.ENDED)
+
+    def park(self, sequence: Sequence) -> None:
+        """Keep the computed pages of a sequence for the next turn, until others need them."""
+        self.pool.truncate(sequence, sequence.computed)
+        if self.pool.slots is not None:
+            self.pool.repeat(sequence, 0)
+        if len(self.parked) == MOST_PARKED:
+            self.unpark()
+        self.parked.append(sequence)
+
+    def unpark(self, but: Sequence | None = None) -> bool:
+        """Release the pages of the sequence that was parked first, except this one; False if there is none."""
+        first = next((one for one in self.parked if one is not but), None)
+        if first is not None:
+            self.parked.remove(first)
+            self.pool.release(first)
+        return first is not None
+
+    def start(self, sequence: Sequence) -> None:
+        """Start a sequence with the pages of the tree, or of a parked sequence that has more of its tokens."""
+        self.tree.take(sequence)
+        found = ((self.tree.shared(one, sequence), at) for at, one in enumerate(self.parked))
+        shared, at = max(found, default=(0, 0))
+        if shared > sequence.computed:
+            parked = self.parked.pop(at)
+            self.pool.release(sequence)
+            self.tree.go_back(parked, shared)
+            self.pool.fork(parked, sequence)
+            self.pool.release(parked)
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
         """Whether another sequence is about to compute pages that this waiting one needs and that the tree lacks."""
@@ -107,7 +143,7 @@ class Admission:
         """
         if self._awaits_leader(sequence) or self._blocked == (sequence, self.pool.frees):
             return False
-        self.tree.take(sequence)
+        self.start(sequence)
         admitted = False
         try:
             self._find_leader(sequence)
@@ -127,7 +163,7 @@ class Admission:
     def _make_room(self, sequence: Sequence) -> bool:
         """Make a place and pages free for it; False if no sequence may be preempted for that."""
         while self.places <= 0 or not self._fits(sequence):
-            if self.preempt_below(sequence.request.priority):
+            if self.unpark() or self.preempt_below(sequence.request.priority):
                 continue
             if self.running or self.prefilling or not self.tree.pins:
                 return False

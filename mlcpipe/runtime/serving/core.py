@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections import abc
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest
-from mlcpipe.bundle.memory import Units, many_sequences
+from mlcpipe.bundle.memory import Units
 from mlcpipe.bundle.states import windows_of
+from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError
 from mlcpipe.runtime.loading import LoadedBundle
@@ -31,6 +31,7 @@ from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Sequence, State
 from mlcpipe.runtime.serving.step import NOT_DRAWN, Step
 from mlcpipe.runtime.serving.swap import Swap
+from tir_schedules.step_layout import PAGE
 
 GREEDY = Row(SamplingParams(temperature=0.0))
 
@@ -53,62 +54,83 @@ class Drawn(NamedTuple):
 
 
 class Core:
-    """Plan a step with `scheduler`, `compute` it, settle it; a request's `params` are the `Row` for sampling.
+    """Plan a step with `scheduler`, `compute` it, settle it.
 
-    `limits` are lowered to what the bundle and its KV cache of `kv_tokens` tokens can do. `adapter_blocks` is the room
-    for adapters, `swap_bytes` that on the host for pages of preempted sequences; the device then has its own memory,
-    and the model's layers keep all tokens.
+    A request's `params` are the `Row` for sampling. `limits` are lowered to what the bundle and these units of its
+    states can do. `adapter_blocks` is the room for adapters, `swap_bytes` that on the host for pages of preempted
+    sequences; the device then has its own memory, and the model's layers keep all tokens.
     """
 
     def __init__(
         self,
         bundle: LoadedBundle,
-        kv_tokens: int,
+        units: Units,
         limits: Limits,
         cost: CostModel | None = None,
         adapter_blocks: int = 0,
         swap_bytes: int = 0,
     ) -> None:
-        manifest, model = bundle.manifest, bundle.manifest.model
-        units = many_sequences(manifest, bundle.context_length, kv_tokens)
-        self.bundle, self._sampler = bundle, Sampler(bundle)
-        self.executor = Executor(bundle, units, model.max_batch, adapter_blocks)
-        self._recorder = bundle.device.step_recorder()
-        weakref.finalize(self, self._recorder.close)
-        pool = pool_of(manifest, units)
-        limits = replace(
+        model = bundle.manifest.model
+        self.bundle, self.units, self.sampler = bundle, units, Sampler(bundle)
+        self.limits = replace(
             limits,
-            context=min(limits.context, bundle.context_length, kv_tokens),
+            context=min(limits.context, bundle.context_length, units.pages[0] * PAGE),
             prefill_chunk=min(limits.prefill_chunk, model.prefill_chunk),
             decode_rows=min(limits.decode_rows, model.max_batch),
             sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,
         )
+        self.executor = Executor(bundle, units, self.limits.decode_rows, adapter_blocks)
+        self.recorder = bundle.device.step_recorder()
+        weakref.finalize(self, self.recorder.close)
+        self._cost, self._swap_bytes = cost or CostModel(), swap_bytes
+        self.reset()
+
+    def forget(self) -> None:
+        """Forget everything that was computed and that no sequence in progress uses."""
+        scheduler = self.scheduler
+        if not scheduler.has_work:
+            self.reset()
+            return
+        while scheduler.admission.unpark():
+            pass
+        scheduler.tree.evict([len(units.idle) for units in scheduler.pool.units])
+
+    def reset(self) -> None:
+        """Forget all sequences, also those in progress, and everything that was computed."""
+        model = self.bundle.manifest.model
+        pool = pool_of(self.bundle.manifest, self.units)
         tree = PrefixTree(pool, model.recompute_above, model.rope_above)
-        self.scheduler = Scheduler(pool, tree, cost or CostModel(), limits)
-        if swap_bytes:
-            self.scheduler.admission.swap = Swap(self.executor, tree, self.scheduler.cost, swap_bytes)
+        self.scheduler = Scheduler(pool, tree, self._cost, self.limits)
+        if self._swap_bytes:
+            self.scheduler.admission.swap = Swap(self.executor, tree, self._cost, self._swap_bytes)
 
-    def compute(
-        self,
-        step: Step,
-        take: Callable[[Drawn], None] = lambda drawn: None,
-        waits: Callable[[], None] = lambda: None,
-    ) -> list[int]:
-        """The tokens of a step for `Scheduler.settle`; accepted ones are passed to `take` first.
+    def compute(self, step: Step, take: Callable[[Drawn], None] = lambda drawn: None) -> list[int]:
+        """The tokens of a step for `Scheduler.settle`; accepted ones are passed to `take` first."""
+        self.copy_pages(step)
+        return [token for one in self.forward(step) for token in one.take(take)]
 
-        `waits` is called when this thread is about to wait for the device.
+    def forward(self, step: Step, waits: Callable[[], None] = lambda: None) -> list[Computed]:
+        """The rows of a step with logits, after `copy_pages`.
+
+        `waits` is called when this thread is about to wait for the device. An exception ends it without a change of
+        the accounts, so that the step may be planned again.
         """
         executor, parts = self.executor, []
         with self.bundle.device.errors():
-            executor.copy_pages(step.copies)
             if step.decode:
                 parts.append(self._launch(_decode_rows(step), executor.decode(step.decode), waits))
             if step.prefill:
                 parts.append(self._launch(_prefill_rows(step), executor.prefill(step.prefill), waits))
             if not self.bundle.device.on_host:
                 waits()
-            return [token for part in parts for token in self._finish(*part, take)]
+            return [self._read(*part) for part in parts]
+
+    def copy_pages(self, step: Step) -> None:
+        """The copies of a step, before `forward`."""
+        if step.copies:
+            with self.bundle.device.errors():
+                self.executor.copy_pages(step.copies)
 
     def not_finite(self, sequence: Sequence) -> ComputeError:
         """The error for a sequence whose logits are not finite."""
@@ -119,53 +141,62 @@ class Core:
     ) -> tuple[abc.Sequence[_Row], abc.Sequence[Row], Masks | None, Any, Any]:
         """Rows, how they are sampled, and their logits f32[r, V] and tokens i32[r], being computed on the device."""
         settings = [row.sequence.request.params.after(row.draft) if row.wanted else GREEDY for row in rows]
-        masks = self._sampler.masks(settings)
+        masks = self.sampler.masks(settings)
         # Positions count tokens that a shifted context lost, so that no random number is used twice.
         positions = [row.sequence.dropped + row.position for row in rows]
-        key = self._sampler.prepare(settings, positions) if rows else None
+        key = self.sampler.prepare(settings, positions) if rows else None
 
         def work() -> tuple[Any, Any]:
             logits = forward.launch()
-            return logits, self._sampler.sample(logits, masks) if rows else None
+            return logits, self.sampler.sample(logits, masks) if rows else None
 
         recorded = forward.key is not None and masks is None
         if self.bundle.device.on_host:  # where launching waits
             waits()
-        return rows, settings, masks, *self._recorder.run(work, (forward.key, key) if recorded else None)
+        return rows, settings, masks, *self.recorder.run(work, (forward.key, key) if recorded else None)
 
-    def _finish(
-        self,
-        rows: abc.Sequence[_Row],
-        settings: abc.Sequence[Row],
-        masks: Masks | None,
-        logits: Any,
-        drawn: Any,
-        take: Callable[[Drawn], None],
-    ) -> list[int]:
-        """The tokens of the wanted ones of these rows; accepted ones are passed to `take` first."""
-        if not rows:
-            return []
-        late = set() if masks is None else masks.late
-        read = self.bundle.device.read
-        found = tvm_runtime.array(read(drawn)).tolist()
-        on_host = functools.cache(lambda: tvm_runtime.array(read(logits)))
+    def _read(
+        self, rows: abc.Sequence[_Row], settings: abc.Sequence[Row], masks: Masks | None, logits: Any, drawn: Any
+    ) -> Computed:
+        found = tvm_runtime.array(self.bundle.device.read(drawn)).tolist() if rows else []
+        return Computed(rows, settings, () if masks is None else masks.late, found, self.bundle.device, logits)
+
+
+@dataclass
+class Computed:
+    """Rows with logits f32[r, V] of one forward: how each is sampled, and its token.
+
+    The masks of the rows with an index in `late` came too late.
+    """
+
+    rows: abc.Sequence[_Row]
+    settings: abc.Sequence[Row]
+    late: abc.Collection[int]
+    found: list[int]
+    device: Device
+    logits: Any
+    _on_host: NDArray[np.float32] | None = None
+
+    def take(self, take: Callable[[Drawn], None]) -> list[int]:
+        """The tokens of the wanted rows, for `Scheduler.settle`; accepted ones are passed to `take` first."""
         tokens: list[int] = []
         stands = True
-        for index, row in enumerate(rows):
-            if row.wanted and index in late:
+        for index, row in enumerate(self.rows):
+            if row.wanted and index in self.late:
                 tokens.append(NOT_DRAWN)
                 stands = False
             elif row.wanted:
                 stands = not row.draft or (stands and tokens[-1] == row.draft[-1])
-                tokens.append(max(found[index], 0))
+                tokens.append(max(self.found[index], 0))
                 if stands and row.of.state is not State.ENDED:
-                    take(Drawn(row.sequence, found[index], settings[index], partial(_row_of, on_host, index)))
+                    take(Drawn(row.sequence, self.found[index], self.settings[index], partial(self._row, index)))
         return tokens
 
-
-def _row_of(logits: Callable[[], NDArray[np.float32]], index: int) -> NDArray[np.float32]:
-    row: NDArray[np.float32] = logits()[index]
-    return row
+    def _row(self, index: int) -> NDArray[np.float32]:
+        if self._on_host is None:
+            self._on_host = tvm_runtime.array(self.device.read(self.logits))
+        row: NDArray[np.float32] = self._on_host[index]
+        return row
 
 
 class _Row(NamedTuple):

@@ -15,6 +15,7 @@ from collections import abc
 from copy import copy
 from dataclasses import dataclass, replace
 
+from mlcpipe.bundle.memory import many_sequences
 from mlcpipe.errors import UsageError, last_line
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.sampler import Row
@@ -177,7 +178,8 @@ class DraftModel(DraftSource):
 
     def __init__(self, bundle: LoadedBundle, kv_tokens: int, sequences: int) -> None:
         self.bundle = bundle
-        self._core = Core(bundle, kv_tokens, Limits(bundle.context_length, sequences=sequences))
+        units = many_sequences(bundle.manifest, bundle.context_length, kv_tokens)
+        self._core = Core(bundle, units, Limits(bundle.context_length, sequences=sequences))
         super().__init__(self._core.scheduler.cost)
         self._pool = self._core.scheduler.pool
         self._context = self._core.scheduler.limits.context

@@ -74,6 +74,7 @@ class Executor:
             )
             # The logits of a forward of each kind, which one step computes in turn.
             self._logits = [self._empty(decode_rows) for _ in range(2)]
+            self._decode_logits: dict[int, Any] = {}  # views of the first, by rows
             self._decode_ids, self._decode_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
         self.hidden: Any = None
@@ -94,10 +95,6 @@ class Executor:
                 self._prefill_hidden = vm["prefill_hidden"]
                 chunk = self.bundle.manifest.model.prefill_chunk
                 self.hidden_of_prompts = tvm_runtime.empty((chunk, width), "float32", handle)
-
-    def release(self) -> None:
-        """Free the memory of the states; nothing can be computed afterwards."""
-        self.states = None
 
     def copy_pages(self, copies: abc.Sequence[PageCopy]) -> None:
         """Copy pages, before the forwards of a step."""
@@ -153,7 +150,8 @@ class Executor:
         """The forward of decode rows; logits of all rows."""
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
         ids, step = self._decode_ids.put(tokens), self._decode_step.put(self._step.fill(decode_spans(rows)))
-        logits = tvm_runtime.view(self._logits[0], (len(tokens), self._vocab))
+        if (logits := self._decode_logits.get(len(tokens))) is None:
+            logits = self._decode_logits[len(tokens)] = tvm_runtime.view(self._logits[0], (len(tokens), self._vocab))
         self.hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
             return Forward(partial(self._adapted, self._decode_adapted, (ids,), step, logits), (ids, step, "adapted"))

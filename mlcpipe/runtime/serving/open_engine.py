@@ -8,7 +8,6 @@ from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import free_memory
 from mlcpipe.runtime.loading import LoadedBundle
-from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.serving.adapters import block_bytes, blocks_of
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.interface import ServingEngine
@@ -19,19 +18,19 @@ _MEMORY_SHARE = 0.5  # of the free memory, for the KV cache if the number of seq
 
 
 def open_engine(
-    model: LoadedModel,
+    bundle: LoadedBundle,
     *,
     max_queue: int,
     sequences: int | None,
     step_s: float,
     drafts: bool,
     adapter_ranks: int = 0,
-    draft_model: LoadedModel | None = None,
+    draft_model: LoadedBundle | None = None,
     context_shift: bool = False,
     replicas: int = 1,
     swap_bytes: int | None = None,
 ) -> ServingEngine:
-    """An engine over the model, which it takes over, like the draft model: do not use them afterwards.
+    """An engine over a bundle, and the bundle of a draft model.
 
     `sequences` of the whole context fit its KV cache at once; None is as many as half of the free memory holds, of
     which each of `replicas` takes its part. `adapter_ranks` of adapters may be loaded at once. `swap_bytes` of the host
@@ -39,16 +38,15 @@ def open_engine(
     ResourceError if they do not fit, and UsageError for a context that is too short for `context_shift`, or if pages
     cannot be copied.
     """
-    models = [one for one in (model, draft_model) if one is not None]
-    recurrent = [one.bundle.manifest.model.model_type for one in models if slot_bytes(one.bundle.manifest.states)]
+    if bundle.manifest.model.embedding is not None:
+        raise UsageError("the model embeds texts and writes none", next_step="use mlcpipe embed or mlcpipe.Embedder")
+    bundles = [one for one in (bundle, draft_model) if one is not None]
+    recurrent = [one.manifest.model.model_type for one in bundles if slot_bytes(one.manifest.states)]
     if draft_model is not None and recurrent:
         raise UsageError(
             "a draft model", expected="models whose states go back by a token", found=", ".join(recurrent),
             next_step="serve without --draft-model",
         )  # fmt: skip
-    for one in models:
-        one.release()
-    bundle, bundles = model.bundle, [one.bundle for one in models]
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
     # Apart from the pages: the memory of a forward, and logits of rows of each kind and of a draft head.
     rest = sum(running_bytes(each.manifest) + _logits_bytes(each) for each in bundles)
@@ -83,7 +81,7 @@ def open_engine(
             )
     return Batching(
         bundle, kv_tokens=kv_tokens, max_queue=max_queue, step_s=step_s, drafts=drafts,
-        adapter_blocks=blocks_of(adapter_ranks), draft_model=None if draft_model is None else draft_model.bundle,
+        adapter_blocks=blocks_of(adapter_ranks), draft_model=draft_model,
         context_shift=context_shift, swap_bytes=_swap_bytes(bundle, swap_bytes, _kv_bytes([bundle], kv_tokens)),
     )  # fmt: skip
 

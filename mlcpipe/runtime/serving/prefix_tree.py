@@ -11,45 +11,13 @@ a prompt can start only after such a node.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import NamedTuple
 
 from mlcpipe.runtime.serving.page_pool import PagePool
+from mlcpipe.runtime.serving.prefix_node import NONE, Checkpoint, Node
 from mlcpipe.runtime.serving.sequence import Sequence
 from tir_schedules.step_layout import PAGE
 
-_NONE = -1
 MIN_CHECKPOINT_TOKENS = 64  # between checkpoints that stay: a slot must save recomputing at least these
-
-
-class Node:
-    """A full page. `children`: tokens -> `Sequence.decode_mask` -> node.
-
-    `pages`: by group, and last the slot of a checkpoint; -1 where there is none, or no longer one.
-
-    Below the root is a node without pages for each namespace, with the namespace as its tokens.
-    """
-
-    __slots__ = ("children", "decode_mask", "pages", "parent", "tokens")
-
-    def __init__(self, parent: Node | None, tokens: Hashable, decode_mask: int, pages: list[int]) -> None:
-        self.parent, self.tokens, self.decode_mask, self.pages = parent, tokens, decode_mask, pages
-        self.children: dict[Hashable, dict[int, Node]] = {}
-
-    def child(self, tokens: Hashable, decode_mask: int) -> Node:
-        """The child, made if there is none."""
-        variants = self.children.setdefault(tokens, {})
-        if decode_mask not in variants:
-            variants[decode_mask] = Node(self, tokens, decode_mask, [_NONE] * len(self.pages))
-        return variants[decode_mask]
-
-
-class Checkpoint(NamedTuple):
-    """A slot that a sequence left in a node, after `tokens` tokens; its checkpoint before is after `before` tokens."""
-
-    node: Node
-    slot: int
-    tokens: int
-    before: int
 
 
 class Pin:
@@ -76,7 +44,7 @@ class PrefixTree:
         # Called with nodes and their pages of the first group, before these are written again.
         self.on_eviction: Callable[[list[tuple[Node, int]]], None] = lambda evicted: None
         self._recompute_above, self._rope_above = recompute_above, rope_above
-        self._root = Node(None, (), 0, [_NONE] * len(pool.units))
+        self._root = Node(None, (), 0, [NONE] * len(pool.units))
         self._owners: list[dict[int, Node]] = [{} for _ in pool.units]  # by group, page -> node; last of the slots
         # Groups whose pages a node loses separately: the others' are needed by all nodes below.
         self._sheds = [bool(group.window) for group in pool.groups] + [True] * (pool.slots is not None)
@@ -107,9 +75,9 @@ class PrefixTree:
             return len(nodes)
         usable, runs = 0, [0] * len(self.pool.groups)  # pages in a row that are there
         for count, node in enumerate(nodes, 1):
-            runs = [run + 1 if page != _NONE else 0 for run, page in zip(runs, node.pages)]
+            runs = [run + 1 if page != NONE else 0 for run, page in zip(runs, node.pages)]
             there = all(run >= count - about.kept_from(count * PAGE) for run, about in zip(runs, self.pool.groups))
-            if there and (self.pool.slots is None or node.pages[-1] != _NONE):
+            if there and (self.pool.slots is None or node.pages[-1] != NONE):
                 usable = count
         return usable
 
@@ -122,7 +90,7 @@ class PrefixTree:
                 sequence.slot = page
                 continue
             table = sequence.tables[group]
-            table.extend([_NONE] * (at - len(table)))
+            table.extend([NONE] * (at - len(table)))
             table.append(page)
         sequence.kept_from = [about.kept_from(len(nodes) * PAGE) for about in self.pool.groups]
         sequence.computed = len(nodes) * PAGE
@@ -155,6 +123,19 @@ class PrefixTree:
         slid = any(about.kept_from(tokens) < kept for about, kept in zip(self.pool.groups, sequence.kept_from))
         return tokens == sequence.computed or not (slid or self.pool.slots is not None)
 
+    def shared(self, ended: Sequence, sequence: Sequence) -> int:
+        """Number of tokens that a sequence could take over from another one, whose last page may be in part filled.
+
+        None for deterministic ones: those of the last page were computed with any arithmetic.
+        """
+        if sequence.request.deterministic or self.family(ended) != self.family(sequence):
+            return 0
+        most = min(ended.computed, len(sequence.tokens) - 1)
+        one, other = ended.tokens[:most], sequence.tokens[:most]
+        if one != other:
+            most = next(i for i, (a, b) in enumerate(zip(one, other)) if a != b)
+        return most if self.can_go_back(ended, most) else 0
+
     def go_back(self, sequence: Sequence, tokens: int) -> None:
         """Keep the first `tokens` tokens of the sequence, to which it `can_go_back`."""
         self.pool.truncate(sequence, tokens)
@@ -178,9 +159,9 @@ class PrefixTree:
         """The node and the sequence have one page in each group, the node's if it has one."""
         for group, (pages, table) in enumerate(zip(self.pool.pages, sequence.tables)):
             known, own = node.pages[group], table[at]
-            if own == _NONE:
+            if own == NONE:
                 continue
-            if known == _NONE:
+            if known == NONE:
                 node.pages[group] = own
                 self._owners[group][own] = node
                 pages.hold(own)
@@ -198,7 +179,7 @@ class PrefixTree:
         if slots is None or node is None or sequence.computed != sequence.shared * PAGE:
             return
         known, own, group = node.pages[-1], sequence.slot, len(self.pool.groups)
-        if known == _NONE:
+        if known == NONE:
             node.pages[-1] = own
             self._owners[-1][own] = node
             slots.hold(own)
@@ -243,11 +224,11 @@ class PrefixTree:
         leaf = not self._sheds[group]
         assert not (leaf and node.children)
         for each, page in enumerate(node.pages):
-            if page != _NONE and (leaf or each == group):
+            if page != NONE and (leaf or each == group):
                 self.pool.units[each].let_go(page)
                 del self._owners[each][page]
-                node.pages[each] = _NONE
-        while node.parent is not None and not node.children and all(page == _NONE for page in node.pages):
+                node.pages[each] = NONE
+        while node.parent is not None and not node.children and all(page == NONE for page in node.pages):
             parent = node.parent
             del parent.children[node.tokens][node.decode_mask]
             if not parent.children[node.tokens]:
@@ -260,13 +241,13 @@ class PrefixTree:
         for at in reversed(range(sequence.shared)):
             assert node is not None
             own, below = [*(table[at] for table in sequence.tables), sequence.slot], [node, *self._nodes(node)]
-            there = [(group, page) for one in below for group, page in enumerate(one.pages) if page != _NONE]
+            there = [(group, page) for one in below for group, page in enumerate(one.pages) if page != NONE]
             if any(self.pool.units[group].uses[page] > (own[group] == page) for group, page in there):
                 break
             parent = node.parent
             for one in reversed(below):  # leaves first
                 for group in range(len(one.pages)):
-                    if one.pages[group] != _NONE:
+                    if one.pages[group] != NONE:
                         self._forget(one, group)
             node = parent
         sequence.node, sequence.shared = None, 0
@@ -315,10 +296,10 @@ class PrefixTree:
         for node in self._nodes(self._root):
             assert node.parent is not None
             assert node.parent.children[node.tokens][node.decode_mask] is node
-            assert node.children or any(page != _NONE for page in node.pages)
+            assert node.children or any(page != NONE for page in node.pages)
             for group, page in enumerate(node.pages):
-                assert self._sheds[group] or (page == _NONE) == (node.parent is self._root)
-                if page != _NONE:
+                assert self._sheds[group] or (page == NONE) == (node.parent is self._root)
+                if page != NONE:
                     assert held[group].setdefault(page, node) is node
         assert held == self._owners
         for pages, owners in zip(self.pool.units, self._owners):

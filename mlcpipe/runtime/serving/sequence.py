@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.drafting import Drafter
+from mlcpipe.runtime.serving.prefix_node import Checkpoint, Node
 from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
     from mlcpipe.runtime.serving.adapters import Adapter
-    from mlcpipe.runtime.serving.prefix_tree import Checkpoint, Node
 
 PRIORITIES = (-1, 0, 1)
 _ALL_DECODE = (1 << PAGE) - 1
@@ -40,7 +40,8 @@ class ScheduledRequest:
     adapter        of the model's projections, or None
     shifts         when the context is full, the answer continues without the tokens that are dropped
     ready          whether its next token can be sampled; steps leave the sequence out until then
-    redraws        the row of a token may be computed again, because its mask came late
+    redraws        the row of a token may be computed again, because its mask came late or a step was interrupted
+    parks          after the answer its pages stay until others need them, also the last one, for the next turn
 
     Raises UsageError.
     """
@@ -60,6 +61,7 @@ class ScheduledRequest:
     shifts: bool = False
     ready: Callable[[], bool] = lambda: True
     redraws: bool = False
+    parks: bool = False
 
     def __post_init__(self) -> None:
         if not self.tokens:

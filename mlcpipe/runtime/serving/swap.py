@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
-from mlcpipe.runtime.serving.prefix_tree import Node, PrefixTree
+from mlcpipe.runtime.serving.prefix_node import Node
+from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.sequence import Sequence
 from tir_schedules.step_layout import PAGE
 

@@ -187,7 +187,7 @@ def test_two_generations_interleaved(tiny: Engine) -> None:
 
 
 def test_other_calls_between_two_chunks(tiny: Engine) -> None:
-    """`decode` and `prefill` append to the cache's tokens, `logits` and `reset` forget them; a generation goes on."""
+    """They append to another conversation, or forget it; an answer that is being read does not change."""
     expected = expected_tokens(tiny, PROMPT, 12)
     actions = [lambda: tiny.decode(7), tiny.reset, lambda: tiny.logits([1, 2, 3]), lambda: tiny.prefill([9, 9])]
     found = []
@@ -200,7 +200,9 @@ def test_other_calls_between_two_chunks(tiny: Engine) -> None:
 def interrupt_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:
     """Makes the `call`-th use of a function of the library end as Ctrl-C would, after it did its work."""
     *path, name = name.split(".")
-    owner = getattr(engine._model, path[0]) if path else engine._model
+    owner: Any = engine.model.core
+    for part in path:
+        owner = getattr(owner, part)
     real: Callable[..., Any] = getattr(owner, name)
     calls = 0
 
@@ -217,9 +219,10 @@ def interrupt_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, cal
 
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("_executor._prefill", 1), ("_executor.prefill", 1), ("_recorder.run", 1), ("_executor._decode", 3),
-     ("_executor.decode", 4), ("step", 2), ("_recorder.run", 5), ("prefill", 1), ("_continue", 1),
-     ("_tree.reserve", 3), ("_pool.advance", 2), ("_pool.slide", 4)],
+    [("executor._prefill", 1), ("executor.prefill", 1), ("recorder.run", 1), ("executor._decode", 3),
+     ("executor.decode", 4), ("forward", 2), ("recorder.run", 5), ("copy_pages", 1), ("scheduler.admission.start", 1),
+     ("scheduler.plan", 2), ("scheduler.settle", 3), ("scheduler.tree.reserve", 3), ("scheduler.pool.advance", 2),
+     ("scheduler.pool.slide", 4), ("scheduler.admission.end", 1)],
 )  # fmt: skip
 def test_ctrl_c_anywhere(tiny: Engine, name: str, call: int) -> None:
     expected = expected_tokens(tiny, PROMPT, 10)
@@ -244,9 +247,9 @@ def test_ctrl_c_thrown_into_the_iterator(tiny: Engine) -> None:
 def test_no_kernel_gets_no_rows(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a prompt that draws no token computes logits of a row all the same."""
     tiny.generate(PROMPT, sampling=GREEDY, max_tokens=1, ignore_eos=True)
-    executor, shapes = tiny._model._executor, []
+    executor, shapes = tiny.model.core.executor, []
     monkeypatch.setattr(executor, "_prefill", lambda ids, wanted, step, logits, *_: shapes.append((wanted, logits)))
-    executor.prefill([PrefillRows(tiny._model._sequence, 0, 4)]).launch()
+    executor.prefill([PrefillRows(tiny.model.core.scheduler.admission.parked[-1], 0, 4)]).launch()
     ((wanted, logits),) = shapes
     assert wanted.shape[0] == logits.shape[0] == 1
 
@@ -271,7 +274,7 @@ def test_engines_side_by_side(tiny_bundles: Bundles, demo_bundles: Bundles, tiny
 def test_a_prompt_as_long_as_the_context(tiny_bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tiny_bundles["q0f32"], context_length=64)
     assert engine.context_length == 64
-    monkeypatch.setattr(engine._model, "prefill", None)  # nothing is computed
+    monkeypatch.setattr(engine.model.core, "forward", None)  # nothing is computed
     for length in (64, 65, 10_000):
         with pytest.raises(UsageError, match="the context is full; expected at most 64 tokens"):
             engine.generate([1] * length)

@@ -50,10 +50,10 @@ def bare_steps(model: LoadedModel, sample: Clock) -> None:
     draw_tensor = device.tensor(draw)
     temperature, top_p, min_p = (device.tensor(np.array([value], np.float32)) for value in (0.7, 0.95, 0.0))
     top_k = device.tensor(np.zeros(1, np.int32))
-    token = 0
+    token, conversation = 0, model.core.scheduler.admission.running[0]
     for _ in range(TOKENS):
         device.put(draw_tensor, draw)
-        logits = model._executor.decode([DecodeRows(model._sequence, [token], 1)]).launch()
+        logits = model.core.executor.decode([DecodeRows(conversation, [token], 1)]).launch()
         logits = tvm_runtime.view(logits, (1, *logits.shape))
         sampled = sample(logits, temperature, top_p, top_k, min_p, draw_tensor)
         token = int(tvm_runtime.array(device.read(sampled))[0])
@@ -69,9 +69,9 @@ def test_python_takes_little_of_a_token(
     """Processor time against that of a bare loop over the same calls, measured after it; the best of several pairs."""
     model = demo._model
     params = SamplingParams(temperature=0.7, top_p=0.95, seed=1, **extra)
-    step, sample = Clock(model._executor._decode), Clock(model.bundle.library.function("sample"))
-    monkeypatch.setattr(model._executor, "_decode", step)
-    monkeypatch.setattr(model._sampler, "_sample", sample)
+    step, sample = Clock(model.core.executor._decode), Clock(model.bundle.library.function("sample"))
+    monkeypatch.setattr(model.core.executor, "_decode", step)
+    monkeypatch.setattr(model.core.sampler, "_sample", sample)
     engine_s, bare_s = [], []
     for _ in range(ROUNDS):
         stream = demo.generate(list(range(5, 5 + prompt)), sampling=params, ignore_eos=True, stream=True)

@@ -197,24 +197,22 @@ engine = mlcpipe.Engine(sys.argv[1], threads=1)
 greedy = mlcpipe.SamplingParams(temperature=0.0)
 ask = lambda prompt: engine.generate(prompt, sampling=greedy, max_tokens=4, ignore_eos=True).token_ids
 prompts = ([1, 5, 9], [200, 17, 3])
-expected, errors = [ask(prompt) for prompt in prompts], []
+expected, wrong = [ask(prompt) for prompt in prompts], []
 
 def work(prompt, answer):
-    for _ in range(300):
-        try:
-            assert ask(prompt) == answer
-        except mlcpipe.errors.UsageError as error:
-            errors.append(str(error))
+    for _ in range(100):
+        if (found := ask(prompt)) != answer:
+            wrong.append(found)
 
 threads = [threading.Thread(target=work, args=pair) for pair in zip(prompts, expected)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-assert errors and all("in use by another thread" in error for error in errors), set(errors)
+assert not wrong
 assert [ask(prompt) for prompt in prompts] == expected
 """
 
 
-def test_an_engine_in_two_threads_says_so(tiny_bundles: Bundles) -> None:
+def test_an_engine_in_two_threads(tiny_bundles: Bundles) -> None:
     subprocess.run([sys.executable, "-c", _TWO_THREADS, str(tiny_bundles["q4f32_1"])], check=True, timeout=120)
 
 

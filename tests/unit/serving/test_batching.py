@@ -171,7 +171,7 @@ def test_keys_that_are_not_finite_end_their_request_alone(engine: Batching) -> N
     done = []
 
     def poison() -> None:
-        sequence = engine._answers[streams[1].id].sequence
+        sequence = engine._answers.answers[streams[1].id].sequence
         assert sequence is not None  # nobody takes its 60 tokens before this
         for layer in engine._core.executor.states:
             tvm_runtime.array(layer)[sequence.tables[0][0]] = -1

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
@@ -147,6 +147,11 @@ class ChatTemplate:
         except _FAILURES as error:
             raise _failure(error, "the chat template failed") from error
         return _up_to_here(text, said) if continues else text
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads from what it is given."""
+        return frozenset(meta.find_undeclared_variables(self.syntax()))
 
     def words(self) -> set[str]:
         """The texts that the template calculates with, apart from what it only writes."""

@@ -7,21 +7,21 @@ from typing import Any
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.text.chat_template import ChatTemplate
 from mlcpipe.runtime.text.reasoning import BEGIN, END
+from mlcpipe.support.defaults import THINKING_EFFORTS
 
 EFFORT = "reasoning_effort"  # gpt-oss
-EFFORTS = ("low", "medium", "high")
 _SWITCHES = ("enable_thinking", "thinking")  # Qwen3, SmolLM3, GLM; Granite, DeepSeek-V3.1
 
 
 def thinking_variables(template: ChatTemplate, thinking: bool | str | None) -> dict[str, Any]:
-    """The variables that switch a template's thinking on or off, or set its effort (`EFFORTS`); none for None.
+    """The variables that switch a template's thinking on or off, or set its effort (`THINKING_EFFORTS`); none for None.
 
     If the template only takes an effort, on is "medium". Raises UsageError for what the template cannot do.
     """
     if thinking is None:
         return {}
-    if not isinstance(thinking, bool) and thinking not in EFFORTS:
-        raise UsageError("thinking", expected=f"on, off, {', '.join(EFFORTS)}", found=repr(thinking)[:60])
+    if not isinstance(thinking, bool) and thinking not in THINKING_EFFORTS:
+        raise UsageError("thinking", expected=f"on, off, {', '.join(THINKING_EFFORTS)}", found=repr(thinking)[:60])
     switch, takes_effort = thinking_switch(template), EFFORT in template.variables
     if isinstance(thinking, bool) and switch is not None:
         return {switch: thinking}
@@ -31,7 +31,7 @@ def thinking_variables(template: ChatTemplate, thinking: bool | str | None) -> d
         raise UsageError("this model's chat template cannot switch thinking", next_step="leave the setting out")
     raise UsageError(
         "thinking of this model",
-        expected=", ".join(EFFORTS) if takes_effort else "on or off",
+        expected=", ".join(THINKING_EFFORTS) if takes_effort else "on or off",
         found=thinking or "off",
     )
 

@@ -123,6 +123,11 @@ def option_name(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
+def _declared(key: str, knob: Knob) -> str:
+    name = option_name(key)
+    return f"{name}/--no-{name[2:]}" if knob.kind is bool else name
+
+
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each of KNOBS, instead of its parameter `sampling: dict[str, float]`.
 
@@ -170,5 +175,5 @@ def _sampling_parameter(key: str, knob: Knob) -> inspect.Parameter:
     text = f"{knob.help[0].upper()}{knob.help[1:]}." + (
         "" if default is None else f" (default: the model's, else {default:g})"
     )
-    option = typer.Option(None, option_name(key), help=text, rich_help_panel="Sampling")
+    option = typer.Option(None, _declared(key, knob), help=text, rich_help_panel="Sampling")
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=knob.kind | None)

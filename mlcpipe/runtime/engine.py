@@ -30,6 +30,7 @@ from mlcpipe.runtime.stated_sampling import bundle_sampling
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, is_harmony, without_thoughts
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.streaming import TextStream
+from mlcpipe.runtime.text.thinking import thinking_variables
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.support.files import local_path
 from mlcpipe.support.progress import Progress, SilentProgress
@@ -180,6 +181,7 @@ class Engine:
         stop: Sequence[str] = ...,
         max_tokens: int | None = ...,
         allow_control_tokens: bool = ...,
+        thinking: bool | str | None = ...,
         stream: Literal[False] = ...,
     ) -> Completion: ...
 
@@ -192,6 +194,7 @@ class Engine:
         stop: Sequence[str] = ...,
         max_tokens: int | None = ...,
         allow_control_tokens: bool = ...,
+        thinking: bool | str | None = ...,
         stream: Literal[True],
     ) -> Generator[Chunk, None, None]: ...
 
@@ -203,19 +206,22 @@ class Engine:
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         allow_control_tokens: bool = False,
+        thinking: bool | str | None = None,
         stream: bool = False,
     ) -> Completion | Generator[Chunk, None, None]:
         """Answer a conversation: messages {"role", "content"}, through the checkpoint's chat template.
 
         A control token that is written in a message, such as `<|im_end|>`, is text, unless `allow_control_tokens`.
-        Without `sampling` tokens are sampled by `default_sampling`.
+        Without `sampling` tokens are sampled by `default_sampling`. `thinking` switches it on or off, or is its effort,
+        "low", "medium" or "high", if the template can.
         Thoughts of gpt-oss come between `<think>` and `</think>`; in messages they are left out.
         `stream=True` yields chunks as they are made; the last has `finish_reason` and `stats`.
         Raises TemplateError, UsageError (context full), ComputeError (the model computed NaN or infinity).
         """
         harmony = is_harmony(self.tokenizer.chat_templates.get("default", ""))
         given = without_thoughts(messages) if harmony else list(messages)
-        tokens = self.tokenizer.encode_chat(given, allow_control_tokens=allow_control_tokens)
+        variables = thinking_variables(self.tokenizer.chat_template(), thinking)
+        tokens = self.tokenizer.encode_chat(given, allow_control_tokens=allow_control_tokens, **variables)
         sampling = sampling or self.default_sampling
         chunks = self._generate(tokens, sampling, stop, max_tokens, False, continues=False, harmony=harmony)
         return chunks if stream else complete(chunks)

@@ -13,11 +13,11 @@ from mlcpipe.runtime.sampler import named_logprob
 from mlcpipe.runtime.sampling_params import TokenLogprob
 from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.serving.interface import Request, ServingEngine, Stream, TokenEvent
+from mlcpipe.runtime.text.reasoning import ReasoningSplitter
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import RequestTimer
-from mlcpipe.server.reasoning import ReasoningSplitter
 from mlcpipe.server.tool_formats.style import CallPiece, Thought, Tool, ToolFormat
 
 LOWEST_LOGPROB = -9999.0  # as OpenAI: for tokens that a grammar forbids; JSON has no infinity

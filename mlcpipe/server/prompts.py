@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.grammar import Thinking
+from mlcpipe.runtime.text.reasoning import BEGIN, END
+from mlcpipe.runtime.text.thinking import opens_thoughts, thinking_switch
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.bodies import MAX_ITEMS
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.json_values import value_in
-from mlcpipe.server.reasoning import BEGIN, END
 from mlcpipe.server.tool_formats import format_for
 from mlcpipe.server.tool_formats.style import Messages, Tool, ToolFormat
 
@@ -57,13 +58,16 @@ def render(
     if clash:
         raise UsageError("chat_template_kwargs", expected="variables of the template", found=", ".join(sorted(clash)))
     ends = {"add_generation_prompt": ending == "header", "continue_final_message": ending == "continued"}
+    name = tokenizer.template_name(extras.get("tools"))
+    if "enable_thinking" in variables and (switch := thinking_switch(tokenizer.chat_template(name))):
+        variables = {switch: variables["enable_thinking"], **variables}
     tokens = tokenizer.encode_chat(prepared, **{**variables, **extras, **ends})
     if ending == "continued":
         content = prepared[-1]["content"]
         return Prompt(tokens, "open" if content.rfind(BEGIN) > content.rfind(END) else "none")
-    end = tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False).rstrip()
-    thinks = END in tokenizer.chat_templates.get(tokenizer.template_name(extras.get("tools")), "")
-    return Prompt(tokens, "open" if thinks and end.endswith(BEGIN) else "may" if thinks else "none")
+    source = tokenizer.chat_templates.get(name, "")
+    end = tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False)
+    return Prompt(tokens, "open" if opens_thoughts(source, end) else "may" if END in source else "none")
 
 
 def system_tokens(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -13,6 +13,7 @@ OWN_CALIBRATION, NO_CALIBRATION = "own", "none"  # calibration: the built-in tex
 AUTO = "auto"  # quantization: AUTO_QUANTIZATION, in a library for the target and each companion; device: any
 QUALITY_TOKENS = 16384  # of the text to measure quality on
 QUALITY_DECODE_TOKENS = 2048  # of these, computed token by token too
+THINKING_EFFORTS = ("low", "medium", "high")  # of models that take one, such as gpt-oss
 PRUNING_METHODS = ("wanda", "sparsegpt", "heads", "width", "layers")  # mlcpipe/pruning/methods/
 PRUNED_RATIO = 0.25  # of the heads, columns or layers
 DISTILL_RECIPE = "distill.toml"  # in a pruned checkpoint

@@ -6,7 +6,7 @@ import ctypes
 import random
 from pathlib import Path
 
-from mlcpipe.server.reasoning import ReasoningSplitter
+from mlcpipe.runtime.text.reasoning import ReasoningSplitter
 from tests.native.cxx import Build
 
 WORDS = ("<think>", "</think>", "<think", "</thi", "<", ">", "</", " ", "\n\n", "\t", "a", "word", "é", "think>")

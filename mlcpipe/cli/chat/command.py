@@ -19,13 +19,14 @@ from mlcpipe.cli.options import (
     ModelArgument,
     QuantizationOption,
     TargetOption,
+    ThreadsOption,
     check_at_least_one,
     option_name,
     sampling_options,
 )
 from mlcpipe.cli.terminal import stderr_console
 from mlcpipe.errors import UsageError
-from mlcpipe.loading import engine_device, model_title, prepare_bundle
+from mlcpipe.loading import bundle_of, engine_device, model_title, prepare_bundle
 from mlcpipe.support.defaults import AUTO
 from mlcpipe.support.env import env
 from mlcpipe.support.progress import console_progress
@@ -48,6 +49,7 @@ def chat_command(
     quantization: QuantizationOption = None,
     kv_cache_dtype: KvCacheDtypeOption = None,
     device: DeviceOption = AUTO,
+    threads: ThreadsOption = None,
     context: ContextOption = None,
     context_shift: ContextShiftOption = False,
     adapter: AdapterOption = None,
@@ -65,8 +67,16 @@ def chat_command(
     ] = None,
     as_json: JsonOption = False,
     stats: Annotated[bool, typer.Option(help="Show speeds after each answer.")] = True,
+    hide_thinking: Annotated[
+        bool,
+        typer.Option("--hide-thinking", help="Show answers without the thoughts before them, which are dim."),
+    ] = False,
+    reasoning_effort: Annotated[
+        str | None,
+        typer.Option(help="How much a model that takes an effort, such as gpt-oss, thinks: low, medium or high."),
+    ] = None,
     *,
-    sampling: dict[str, float],
+    sampling: dict[str, float | bool],
     web: Annotated[
         bool,
         typer.Option("--web", help="Chat in the browser, on its GPU.", rich_help_panel=_IN_BROWSER),
@@ -93,6 +103,8 @@ def chat_command(
 
     `cat notes.txt | mlcpipe chat ./my-bundle --prompt "Summarize:"`
 
+    `mlcpipe chat ./Qwen3-0.6B --no-think`
+
     `mlcpipe chat ./Qwen3-0.6B --device vulkan`
 
     `mlcpipe chat --session long.chat`
@@ -106,7 +118,8 @@ def chat_command(
                   "context-shift": context_shift,
                   "raw": raw, "session": file, "json": as_json,
                   "allow-control-tokens": allow_control_tokens,
-                  "no-stats": not stats, "device": engine_device(device), "adapter": adapter}  # fmt: skip
+                  "no-stats": not stats, "hide-thinking": hide_thinking, "reasoning-effort": reasoning_effort,
+                  "threads": threads, "device": engine_device(device), "adapter": adapter}  # fmt: skip
         given = {option_name(key): value for key, value in (sampling | others).items()}
         return chat_in_browser(model, target, quantization, port=port, show=browser, given=given)
     from mlcpipe.cli.chat.session import Session
@@ -114,14 +127,19 @@ def chat_command(
 
     if port is not None or not browser:
         raise UsageError("--port and --no-browser are for --web", next_step="add --web")
-    check_at_least_one(context=context)
+    check_at_least_one(context=context, threads=threads)
+    if reasoning_effort is not None and "think" in sampling:
+        raise UsageError("--reasoning-effort says that the model thinks", next_step="leave --think or --no-think out")
+    values = sampling if reasoning_effort is None else {**sampling, "think": reasoning_effort}
+    Settings().with_values(values)  # checked before anything is compiled
     if raw and system:
         raise UsageError("--raw has no place for a --system message", next_step="leave one of them out")
     if file is not None and adapter is not None:
         raise UsageError("--session saves no chats with an --adapter", next_step="leave one of them out")
+    if raw and values.get("think") is not None:
+        raise UsageError("--raw has no thinking to switch", next_step="leave one of them out")
     if raw and allow_control_tokens:
         raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
-    Settings().with_values(sampling)  # checked before anything is compiled
     console = stderr_console()
     question = question_of(prompt, as_json=as_json, console=console)
     with console_progress(console) as progress:
@@ -130,23 +148,25 @@ def chat_command(
             adapters=adapter is not None, progress=progress,
         )  # fmt: skip
     engine = _open(
-        bundle, console, context_length=context, device=engine_device(device), adapter=adapter,
+        bundle, console, context_length=context, threads=threads, device=engine_device(device), adapter=adapter,
         context_shift=context_shift,
     )  # fmt: skip
     session = Session(
         engine,
-        Settings(engine.default_sampling).with_values(sampling),
+        Settings(engine.default_sampling).with_values(values),
         system=system,
         raw=raw,
         model=model_title(model),
         allow_control_tokens=allow_control_tokens,
     )
     if file is not None:
-        session.resume(file, sampling, system)
+        session.resume(file, values, system)
     if question is None:
-        _converse(session, engine, model_title(model), console, show_stats=stats)
+        about = _about(engine, model, device, target)
+        _converse(session, engine, about, console, show_stats=stats, hide_thinking=hide_thinking)
     else:
-        ask_once(session, question, SpeedLine(engine, console) if stats else None, as_json=as_json)
+        describe = SpeedLine(engine, console) if stats else None
+        ask_once(session, question, describe, as_json=as_json, hide_thinking=hide_thinking)
     if file is not None:
         session.save(file)
 
@@ -161,17 +181,42 @@ def _open(bundle: Path, console: Console, **options: Any) -> Engine:
         return Engine(bundle, **options, progress=progress)
 
 
-def _converse(session: Session, engine: Engine, title: str, console: Console, *, show_stats: bool) -> None:
+def _about(engine: Engine, model: str | None, device: str, target: str | None) -> list[tuple[str, str]]:
+    """The model, and where it runs and why."""
+    manifest = engine.manifest
+    if device != AUTO or target is not None:
+        why = f"as {'--target' if device == AUTO else '--device'} says"
+    elif bundle_of(model) is not None:
+        why = "what the bundle was compiled for"
+    else:
+        why = "the default for a checkpoint (--device vulkan, cuda or metal is a GPU)"
+    threads = f" ({engine.threads} thread{'' if engine.threads == 1 else 's'})" if engine.on_host else ""
+    return [
+        ("model", f"{model_title(model)} · {manifest.model.model_type} · {manifest.quantization}"),
+        ("runs on", f"{engine.device}{threads}: {why}"),
+    ]
+
+
+def _converse(
+    session: Session,
+    engine: Engine,
+    about: list[tuple[str, str]],
+    console: Console,
+    *,
+    show_stats: bool,
+    hide_thinking: bool,
+) -> None:
     from mlcpipe.cli.chat.repl import Repl
 
     describe = SpeedLine(engine, console)
     if show_stats:
         describe.measure()
-    manifest = engine.manifest
-    where = f"{engine.threads} threads" if engine.on_host else engine.device
+    title, where = (text for _, text in about)
     banner = (
-        f"{title} · {manifest.model.model_type} · {manifest.quantization} · "
-        f"context {engine.context_length} tokens · {where}\n"
+        f"{title} · context {engine.context_length} tokens\n{where}\n"
         "Enter sends, /help shows the commands, Ctrl-D leaves.\n"
     )
-    Repl(session, env().cached("chat_history"), describe, show_stats=show_stats).run(banner)
+    Repl(
+        session, env().cached("chat_history"), describe,
+        show_stats=show_stats, hide_thinking=hide_thinking, about=about,
+    ).run(banner)  # fmt: skip

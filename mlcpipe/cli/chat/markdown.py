@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from mlcpipe.cli.terminal import sanitize
 
@@ -24,30 +23,6 @@ _HEADING = re.compile(r" {0,3}#{1,6} +")
 _BULLET = re.compile(r"(?P<indent> *)[-*+] +")
 _NUMBER = re.compile(r"(?P<indent> *)(?P<mark>\d{1,9}[.)]) +")
 _QUOTE = re.compile(r" {0,3}> ?")
-
-
-class Renderer(Protocol):
-    """Takes the pieces of an answer as they come."""
-
-    def feed(self, text: str) -> None:
-        """Show more of the answer."""
-
-    def close(self) -> None:
-        """Show the held text; the answer is over."""
-
-
-class PlainRenderer:
-    """Passes text on without markup: for pipes, NO_COLOR and dumb terminals."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-
-    def feed(self, text: str) -> None:
-        """Write the text, sanitized."""
-        self._write(sanitize(text))
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +118,24 @@ class MarkdownRenderer:
         self._bold = False
         self._ticks = 0  # how many backticks opened the current code span
         self._before = ""  # the character before the current one, on this line
+        self._thinks = False
+
+    def think(self, text: str) -> None:
+        """Show thoughts: dim, wrapped, otherwise as the model wrote them."""
+        self._thinks = True
+        for char in sanitize(text):
+            if char == "\n":
+                self._out.newline()
+            else:
+                self._out.put(char, DIM)
+        self._out.drain()
 
     def feed(self, text: str) -> None:
         """Show the decided part of the text."""
+        if self._thinks:
+            self._out.newline()
+            self._out.newline()
+            self._thinks = False
         for char in sanitize(text):
             self._char(char)
         self._out.drain()

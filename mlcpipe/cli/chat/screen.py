@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlcpipe.cli.chat.markdown import MarkdownRenderer, PlainRenderer, Renderer
-from mlcpipe.cli.terminal import stdout_console
+from mlcpipe.cli.chat.markdown import MarkdownRenderer
+from mlcpipe.cli.chat.renderer import PlainRenderer, Renderer, WithoutThoughts
+from mlcpipe.cli.terminal import sanitize, stdout_console
+from mlcpipe.errors import UsageError
 
 
 class Screen:
     """Writes answers to stdout, flushed at once, as they are read while they stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hide_thinking: bool = False) -> None:
         console = stdout_console()
+        self._hides = hide_thinking
         self._plain = not console.is_terminal or console.is_dumb_terminal or console.no_color or console.legacy_windows
         self._at_line_start = True
         self._waiting = False
@@ -28,10 +32,18 @@ class Screen:
 
     def renderer(self) -> Renderer:
         """Markdown on a terminal that can show it, else plain text."""
-        if self._plain:
-            return PlainRenderer(self.write)
         unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-        return MarkdownRenderer(self.write, terminal_columns, unicode=unicode)
+        shown: Renderer = PlainRenderer(self.write)
+        if not self._plain:
+            shown = MarkdownRenderer(self.write, terminal_columns, unicode=unicode)
+        return WithoutThoughts(shown) if self._hides else shown
+
+    def copy(self, text: str) -> None:
+        """Give text to the terminal's clipboard (xterm's control sequence OSC 52). Raises UsageError without one."""
+        if self._plain:
+            raise UsageError("this terminal has no clipboard", next_step="/save FILE writes the chat")
+        sys.stdout.write(f"\x1b]52;c;{base64.b64encode(sanitize(text).encode()).decode()}\x07")
+        sys.stdout.flush()
 
     def write(self, text: str) -> None:
         """Write text that is safe for a terminal."""

@@ -1,22 +1,25 @@
-"""Answer settings: the one table behind the options of `chat`, `/set key=value` and saved chats.
+"""Answer settings: the one table behind the options of `chat`, `/set` and saved chats.
 
 SamplingParams checks the ranges; this module knows names, types and explanations.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
+from mlcpipe.support.closest import closest
+from mlcpipe.support.defaults import THINKING_EFFORTS
 
 
 @dataclass(frozen=True)
 class Knob:
     """One setting: how its text is read, and what it does."""
 
-    kind: type[int] | type[float]
+    kind: type[int] | type[float] | type[bool]
     help: str
     optional: bool = False  # whether "none" is a value
 
@@ -31,15 +34,22 @@ KNOBS: Mapping[str, Knob] = {
     "repetition_penalty": Knob(float, "above 1: avoid tokens of the prompt and the answer"),
     "presence_penalty": Knob(float, "above 0: avoid tokens that the answer already has"),
     "frequency_penalty": Knob(float, "above 0: avoid tokens that the answer has often"),
+    "think": Knob(bool, "whether the model thinks before it answers, if it can do both", optional=True),
 }
+_ELSEWHERE = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "thinking": "think"}
+_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Answer settings; with `max_tokens` None an answer runs to its end or the end of the context."""
+    """Answer settings; with `max_tokens` None an answer runs to its end or the end of the context.
+
+    `think` is on, off or an effort; None leaves it to the chat template.
+    """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
+    think: bool | str | None = None
 
     def with_values(self, values: Mapping[str, object]) -> Settings:
         """These settings with some replaced. Raises UsageError on an unknown name or an illegal value."""
@@ -50,27 +60,47 @@ class Settings:
         positive = isinstance(max_tokens, int) and not isinstance(max_tokens, bool) and max_tokens >= 1
         if max_tokens is not None and not positive:
             raise UsageError("max_tokens", expected="an integer >= 1 or none", found=repr(max_tokens)[:60])
-        return Settings(replace(self.sampling, **fields), max_tokens if positive else None)  # type: ignore[arg-type]
+        think = fields.pop("think", self.think)
+        if think is not None and not isinstance(think, bool) and think not in THINKING_EFFORTS:
+            names = ", ".join(THINKING_EFFORTS)
+            raise UsageError("think", expected=f"on, off, {names} or none", found=repr(think)[:60])
+        return Settings(replace(self.sampling, **fields), max_tokens if positive else None, think)  # type: ignore[arg-type]
 
-    def with_text(self, assignment: str) -> Settings:
-        """These settings after "key=value". Raises UsageError if that cannot be understood."""
-        key, equals, text = (part.strip() for part in assignment.partition("="))
-        if not equals or not text:
-            raise UsageError(
-                f"/set cannot use {assignment!r}", expected="key=value", next_step="/set alone shows the keys"
-            )
+    def with_text(self, assignments: str) -> Settings:
+        """These settings after "key=value key value …", and Ollama's "parameter key value", "think" and "nothink".
+
+        Raises UsageError if that cannot be understood.
+        """
+        settings, words = self, re.sub(r"\s*=\s*", "=", assignments).removeprefix("parameter ").split()
+        while words:
+            key, equals, text = words.pop(0).partition("=")
+            if key == "nothink" and not equals:
+                key, text = "think", "off"
+            elif not equals and words and "=" not in words[0]:
+                text = words.pop(0)
+            elif key == "think" and not equals:
+                text = "on"
+            settings = settings._with(key, text)
+        return settings
+
+    def _with(self, key: str, text: str) -> Settings:
         knob = _knob(key)
+        if not text:
+            raise UsageError(f"/set has no value for {key!r}", expected="key=value", next_step="/set alone shows them")
         if knob.optional and text.lower() == "none":
             return self.with_values({key: None})
+        if knob.kind is bool:
+            return self.with_values({key: _SWITCH.get(text.lower(), text.lower())})
         try:
             return self.with_values({key: knob.kind(text)})
         except ValueError:
             kind = "an integer" if knob.kind is int else "a number"
             raise UsageError(key, expected=kind, found=repr(text)[:60]) from None
 
-    def values(self) -> dict[str, float | int | None]:
+    def values(self) -> dict[str, float | int | str | None]:
         """All values by name, in the order of KNOBS."""
-        return {key: self.max_tokens if key == "max_tokens" else getattr(self.sampling, key) for key in KNOBS}
+        own = {"max_tokens": self.max_tokens, "think": self.think}
+        return {key: own[key] if key in own else getattr(self.sampling, key) for key in KNOBS}
 
     def sampling_again(self, attempt: int) -> SamplingParams:
         """The sampling of the `attempt`-th answer to one question: a fixed seed moves, so that it differs."""
@@ -78,7 +108,16 @@ class Settings:
         return self.sampling if seed is None else replace(self.sampling, seed=(seed + attempt) % (MAX_SEED + 1))
 
 
+def shown(value: float | str | None) -> str:
+    """A setting's value as `/set` takes it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _knob(key: str) -> Knob:
     if key not in KNOBS:
-        raise UsageError("there is no such setting", expected=", ".join(KNOBS), found=repr(key)[:60])
+        raise UsageError("there is no such setting", expected=closest(key, KNOBS, _ELSEWHERE), found=repr(key)[:60])
     return KNOBS[key]

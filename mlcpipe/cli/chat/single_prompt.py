@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from mlcpipe.cli.chat.markdown import PlainRenderer
+from mlcpipe.cli.chat.renderer import PlainRenderer
 from mlcpipe.cli.chat.screen import Screen
 from mlcpipe.cli.chat.session import Answer, Session
 from mlcpipe.cli.terminal import print_json, say, stderr_console
@@ -62,15 +62,22 @@ def _require_terminal(as_json: bool) -> None:
         )
 
 
-def ask_once(session: Session, question: str, describe: Callable[[Stats], str] | None, *, as_json: bool) -> None:
+def ask_once(
+    session: Session,
+    question: str,
+    describe: Callable[[Stats], str] | None,
+    *,
+    as_json: bool,
+    hide_thinking: bool = False,
+) -> None:
     """Print the answer to one question as text or JSON. Raises KeyboardInterrupt if Ctrl-C stopped it."""
-    answer = _answer_json(session, question) if as_json else _answer_text(session, question, describe)
+    screen = Screen(hide_thinking=hide_thinking)
+    answer = _answer_json(session, question) if as_json else _answer_text(session, question, screen, describe)
     if answer.finish_reason == "interrupted":
         raise KeyboardInterrupt
 
 
-def _answer_text(session: Session, question: str, describe: Callable[[Stats], str] | None) -> Answer:
-    screen = Screen()
+def _answer_text(session: Session, question: str, screen: Screen, describe: Callable[[Stats], str] | None) -> Answer:
     try:
         answer = session.ask(question, screen.renderer())
     except MlcpipeError:
@@ -89,6 +96,7 @@ def _answer_json(session: Session, question: str) -> Answer:
     print_json(
         {
             "text": answer.text,
+            "reasoning_content": answer.thoughts,
             "finish_reason": answer.finish_reason,
             "settings": session.settings.values(),
             "stats": None if stats is None else asdict(stats) | {name: getattr(stats, name) for name in speeds},

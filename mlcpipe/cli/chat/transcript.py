@@ -3,7 +3,7 @@
 It is a file of its own, or part of one with keys and values (`mlcpipe/runtime/chat_file.py`).
 
 {"format": "mlcpipe-chat", "version": 1, "model": "…", "settings": {…},
- "messages": [{"role": …, "content": …}]}
+ "messages": [{"role": …, "content": …}]}, answers with thoughts have "reasoning_content" too
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class _Message(OnlyKnown, BaseModel):
 
     role: Literal["system", "user", "assistant"]
     content: str
+    reasoning_content: str | None = None
 
 
 def _alternating(messages: list[_Message]) -> list[_Message]:
@@ -102,7 +103,7 @@ def transcript_of(content: dict[str, Any] | None, path: Path) -> Transcript:
         settings = Settings().with_values(chat.settings)
     except UsageError as error:
         raise UsageError(f"{_WHAT} has a bad setting: {error}", where=path) from None
-    return Transcript(tuple(message.model_dump() for message in chat.messages), settings, chat.model)
+    return Transcript(tuple(message.model_dump(exclude_none=True) for message in chat.messages), settings, chat.model)
 
 
 def well_formed(text: str) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
@@ -60,7 +60,7 @@ class ChatTemplate:
     """A compiled chat template; safe to share between threads.
 
     `special_tokens` are more variables for the template (`pad_token`, `unk_token`, …), `now` is the clock behind
-    `strftime_now`. Raises TemplateError for a template that does not compile.
+    `strftime_now`. `source` is the template's text. Raises TemplateError for a template that does not compile.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ChatTemplate:
         # A token that is not set must be undefined, as in transformers: None would be written as "None".
         self._tokens = {name: text for name, text in tokens.items() if text is not None}
         functions = {"raise_exception": _raise_exception, "strftime_now": _clock(now)}
-        self._source = source
+        self.source = source
         self.sandbox = Sandbox(functions, [loopcontrols, _Generation])
         try:
             self._template = self.sandbox.from_string(source)
@@ -123,7 +123,7 @@ class ChatTemplate:
 
     def syntax(self) -> nodes.Template:
         """The tree that the template is compiled from, with the sandbox's filters (`mlcpipe.…`) in between."""
-        return self.sandbox.parse(self._source)
+        return self.sandbox.parse(self.source)
 
     def _given(self, messages: Sequence[Mapping[str, Any]], extras: Mapping[str, Any]) -> dict[str, Any]:
         check_messages(messages)
@@ -148,13 +148,18 @@ class ChatTemplate:
             raise _failure(error, "the chat template failed") from error
         return _up_to_here(text, said) if continues else text
 
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads from what it is given."""
+        return frozenset(meta.find_undeclared_variables(self.syntax()))
+
     def words(self) -> set[str]:
         """The texts that the template calculates with, apart from what it only writes."""
         return self._words
 
     @cached_property
     def _words(self) -> set[str]:
-        return self.sandbox.words(self._source)
+        return self.sandbox.words(self.source)
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.sampling_params import Chunk, SamplingParams, Stats
+from mlcpipe.runtime.text.chat_template import ChatTemplate
 
 
 @dataclass
@@ -27,6 +28,13 @@ class FakeEngine:
     before_chunk: Callable[[int], None] = lambda number: None
     asked: list[tuple[Any, SamplingParams, int | None]] = field(default_factory=list)
     closed: int = 0
+    template: str = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+    @property
+    def tokenizer(self) -> Any:
+        """As much of a tokenizer as the chat uses; a token is a character."""
+        template = ChatTemplate(self.template)
+        return SimpleNamespace(chat_template=lambda: template, encode_chat=template.render)
 
     @property
     def manifest(self) -> Any:
@@ -45,12 +53,13 @@ class FakeEngine:
         sampling: SamplingParams,
         max_tokens: int | None,
         allow_control_tokens: bool,
+        thinking: bool | str | None,
         stream: bool,
     ) -> Iterator[Chunk]:
         """The next answer."""
         assert stream
         self.asked.append((list(messages), sampling, max_tokens))
-        self.allowed = allow_control_tokens
+        self.allowed, self.thinking = allow_control_tokens, thinking
         return self._stream(sum(len(message["content"]) for message in messages))
 
     def generate(

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from mlcpipe.cli.chat.markdown import MarkdownRenderer, PlainRenderer
+from mlcpipe.cli.chat.markdown import MarkdownRenderer
+from mlcpipe.cli.chat.renderer import PlainRenderer
 from mlcpipe.cli.terminal import sanitize
 
 SGR = re.compile(r"\x1b\[(?:0|1|2|36)m")

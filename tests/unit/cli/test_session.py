@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlcpipe import Engine
-from mlcpipe.cli.chat.markdown import PlainRenderer
+from mlcpipe.cli.chat.renderer import PlainRenderer, WithoutThoughts
 from mlcpipe.cli.chat.session import Session
 from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.cli.chat.slash_commands import COMMANDS, Commands, ExitChat
@@ -130,7 +130,8 @@ def test_undecodable_arguments_reach_the_model_as_text() -> None:
 
 def commands(session: Session) -> tuple[Commands, list[str]]:
     said: list[str] = []
-    return Commands(session, said.append, lambda: said.append("again")), said
+    again, edit = (lambda word=word: said.append(word) for word in ("again", "edit"))
+    return Commands(session, said.append, again, edit, said.append, [("model", "a fake")]), said
 
 
 def test_commands(tmp_path: Path) -> None:
@@ -191,12 +192,86 @@ def test_a_session_in_a_file(demo: Engine, tmp_path: Path) -> None:
         other.resume(tmp_path / "no" / "folder", {}, "")
 
 
-def test_help_names_every_command() -> None:
-    run, said = commands(Session(FakeEngine([]), Settings()))
-    run.run("/help")
-    assert all(name in said[0] for name in COMMANDS)
-    run.run("/set")
-    assert "temperature" in said[1]
+@pytest.mark.parametrize("width", [40, 80])
+def test_lists_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    session = Session(FakeEngine(["a"]), Settings(), system="Be brief. " * 9)
+    session.ask("Q", Screen().renderer())
+    run, said = commands(session)
+    for line in ("/?", "/set top_p 0.5", "/show"):
+        run.run(line)
+    listed, settings, about = said
+    assert all(one in listed for name, command in COMMANDS.items() for one in (name, *command.aliases))
+    assert "temperature" in settings and "a fake" in about and "of 4096 tokens" in about and "not saved" in about
+    assert max(len(line) for text in said for line in text.splitlines()) < width
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("/rset", "/reset"), ("/claer", "/clear"), ("/exti", "/exit"), ("/regenerate", "/regen"), ("/cpoy", "/copy")],
+)
+def test_the_closest_command_is_named(line: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"expected {name}"):
+        commands(Session(FakeEngine([]), Settings()))[0].run(line)
+
+
+def test_undo_and_copy() -> None:
+    engine = FakeEngine(["one", "two", "three"])
+    session = Session(engine, Settings())
+    run, said = commands(session)
+    for word in ("copy", "undo"):
+        with pytest.raises(UsageError, match="ask something first"):
+            run.run(f"/{word}")
+    for question in ("A", "B"):
+        session.ask(question, Screen().renderer())
+    assert run.run("/copy") and said[0] == "two"
+    assert run.run("/undo") and said[-1] == "forgotten: B"
+    session.ask("C", Screen().renderer())
+    assert [m["content"] for m in session.messages] == ["A", "one", "C", "three"]
+
+
+THINKS = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is not false %}OPEN{% endif %}{#</think>#}"
+)
+
+
+@pytest.mark.parametrize(
+    ("opened", "said", "thoughts", "answer"),
+    [
+        ("", "<think>\nhm\n</think>\n\nYes.", "hm", "Yes."),
+        ("<think>\n", "hm\n</think>\n\nYes.", "hm", "Yes."),
+        ("<think>\n", "hm, no", "hm, no", ""),
+        ("", "Yes. <think>", "", "Yes. <think>"),
+    ],
+)
+def test_thoughts_are_no_part_of_the_answer(opened: str, said: str, thoughts: str, answer: str) -> None:
+    engine, screen = FakeEngine([said, said], template=THINKS.replace("OPEN", opened)), Screen()
+    session = Session(engine, Settings())
+    given = session.ask("Q", screen.renderer())
+    assert (given.text, given.thoughts) == (answer, thoughts)
+    shown = f"<think>\n{thoughts}\n</think>\n" + (f"\n{answer}" if answer else "") if thoughts else answer
+    assert screen.text == shown
+    assert session.messages[1].get("reasoning_content", "") == thoughts
+    hidden = Screen()
+    session.ask("Q", WithoutThoughts(hidden.renderer()))
+    assert hidden.text == answer
+
+
+def test_thinking_is_switched(tmp_path: Path) -> None:
+    """A chat of a model that has the switch is loaded by one that has none."""
+    engine = FakeEngine(["hm</think>Yes.", "hm"], template=THINKS.replace("OPEN", "<think>"))
+    session = Session(engine, Settings().with_values({"think": True}))
+    session.ask("Q", Screen().renderer())
+    assert engine.thinking is True
+    commands(session)[0].run("/set think off")
+    assert session.ask("Q", Screen().renderer()).text == "hm" and engine.thinking is False
+    session.save(tmp_path / "chat.json")
+    other = Session(FakeEngine([]), Settings())
+    other.load(tmp_path / "chat.json")
+    assert other.messages == session.messages and other.settings.think is None
+    for raw, think in ((False, True), (True, False)):
+        with pytest.raises(UsageError, match="thinking"):
+            Session(FakeEngine([]), Settings().with_values({"think": think}), raw=raw)
 
 
 @pytest.mark.parametrize("line", ["hello", "/etc/hosts: what is it?", "/Users", "1/2", "//", "what is /help?"])
@@ -205,7 +280,19 @@ def test_questions_are_no_commands(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["/", "/nonsense", "/reset now", "/save", "/load", "/load /nowhere/chat.json", "/set a", "/set top_k=x"]
+    "line",
+    [
+        "/",
+        "/nonsense",
+        "/reset now",
+        "/save",
+        "/load",
+        "/load /nowhere/chat.json",
+        "/set a",
+        "/set top_k=x",
+        "/set think off",
+        "/set think high",
+    ],
 )
 def test_bad_commands_change_nothing(line: str) -> None:
     session = Session(FakeEngine(["a"]), Settings())

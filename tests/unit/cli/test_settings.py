@@ -25,12 +25,13 @@ def test_chat_has_an_option_for_each_setting() -> None:
     options = {option.name: option for option in group.commands["chat"].params}
     for key, knob in KNOBS.items():
         option = options[key]
-        assert option.opts == [option_name(key)] and knob.help[1:] in option.help and option.default is None
+        assert option.opts == [option_name(key)] and bool(option.secondary_opts) == (knob.kind is bool)
+        assert knob.help[1:] in option.help and option.default is None
     params = {field.name for field in fields(SamplingParams)} - {"logit_bias", "logprobs"}
-    assert set(KNOBS) == params | {"max_tokens"}
+    assert set(KNOBS) == params | {"max_tokens", "think"}
 
 
-@pytest.mark.parametrize("key", KNOBS)
+@pytest.mark.parametrize("key", [key for key in KNOBS if key != "think"])
 def test_options_and_set_agree(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError) as caught:
         Settings().with_text(f"{key}=-3")
@@ -48,6 +49,14 @@ def test_options_and_set_agree(key: str, capsys: pytest.CaptureFixture[str]) -> 
         ("max_tokens=12", "max_tokens", 12),
         ("max_tokens=None", "max_tokens", None),
         ("min_p=5e-2", "min_p", 0.05),
+        ("temperature 0 top_k=5 seed 2", "seed", 2),
+        ("parameter top_k 3", "top_k", 3),
+        ("think", "think", True),
+        ("think temperature=1", "think", True),
+        ("think off", "think", False),
+        ("nothink", "think", False),
+        ("think=High", "think", "high"),
+        ("think=none", "think", None),
     ],
 )
 def test_set(text: str, key: str, value: object) -> None:
@@ -72,6 +81,8 @@ def test_set(text: str, key: str, value: object) -> None:
         "max_tokens=0",
         "max_tokens=1e3",
         "tempo=1",
+        "think=maybe",
+        "temperature 0 top_k",
         "logit_bias=1",
     ],
 )
@@ -79,6 +90,14 @@ def test_bad_values_are_one_line(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         Settings().with_text(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"), [("tempo 1", "temperature"), ("num_predict 5", "max_tokens"), ("thinking=off", "think")]
+)
+def test_other_names_give_the_closest(text: str, key: str) -> None:
+    with pytest.raises(UsageError, match=f"expected {key}"):
+        Settings().with_text(text)
 
 
 @pytest.mark.parametrize("value", ["0.5", True, None, [1], {}, float("inf")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import signal
@@ -22,7 +23,7 @@ if sys.platform == "win32":
     pytest.skip("pexpect needs a pseudo terminal", allow_module_level=True)
 
 HERE = Path(__file__).parent
-CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+CTRL_C, CTRL_D = "\x03", "\x04"
 TIMEOUT = 60
 BEGUN = r"\x1b\[0m\r\x1b\[K"  # the first text of an answer takes the dots away
 LAST = "αβγδεζηθι"
@@ -76,36 +77,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(cli_environment: dict[str, 
         # the model's own sequences, as they were sent by it, are not in the stream
         assert "\x1b[2J" not in child.before and "\x1b]0" not in child.before
         child.expect(">>>")
+        child.send("/copy\r")
+        answer = base64.b64encode(b"[2JSecond ]0;titleanswer.\n```python\nprint(1)\n```").decode()
+        child.expect_exact(f"\x1b]52;c;{answer}\x07")
+        child.expect(">>>")
         child.send("/exit\r")
         assert end(child) == 0
-
-
-def test_ctrl_c_twice_at_the_prompt_leaves(cli_environment: dict[str, str], tmp_path: Path) -> None:
-    with fake_chat(cli_environment, tmp_path) as child:
-        child.send("half a line" + CTRL_C)
-        child.expect("Ctrl-C again")
-        child.expect(">>>")
-        child.send(CTRL_C)
-        assert end(child) == 0
-
-
-def test_several_lines_history_and_commands(cli_environment: dict[str, str], tmp_path: Path) -> None:
-    saved = tmp_path / "chat.json"
-    with fake_chat(cli_environment, tmp_path) as child:
-        child.send("a\\\rb" + ALT_ENTER + "c\r")
-        child.expect("decode")
-        child.expect(">>>")
-        child.send(f"/save {saved}\r")
-        child.expect("saved 2 messages")
-        child.expect(">>>")
-        child.send("/nonsense\r")
-        child.expect("error: there is no command /nonsense")
-        child.expect(">>>")
-        child.send(CTRL_D)
-        assert end(child) == 0
-    assert json.loads(saved.read_text(encoding="utf-8"))["messages"][0]["content"] == "a\nb\nc"
-    history = (tmp_path / "history").read_text(encoding="utf-8")
-    assert "+a\n+b\n+c" in history and (tmp_path / "history").stat().st_mode & 0o077 == 0
 
 
 def test_tab_completes(cli_environment: dict[str, str], tmp_path: Path) -> None:

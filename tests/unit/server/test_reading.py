@@ -12,12 +12,12 @@ pytest.importorskip("fastapi")
 
 from pydantic import ValidationError
 
+from mlcpipe.runtime.text.reasoning import ReasoningSplitter
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server import prompts
 from mlcpipe.server.bodies import CompletionFields, SamplingFields
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.prompts import plain_messages, render, without_billing
-from mlcpipe.server.reasoning import ReasoningSplitter
 from mlcpipe.server.tool_formats import format_of
 from tests.conftest import DEMO
 from tests.unit.server import tools
@@ -97,8 +97,11 @@ def test_templates_get_tools_and_tell_whether_an_answer_begins_with_reasoning() 
     tokenizer = Tokenizer.load(Path(DEMO), generation_config={}, config=json.loads((DEMO / "config.json").read_text()))
     user = [{"role": "user", "content": "hi"}]
     thinking = tools.HERMES + "{%- if enable_thinking %}<think>\n{% endif %}{#</think>#}"
+    granite = thinking.replace("enable_thinking", "thinking")
     for template, variables, expected in (
         (tools.HERMES, {}, "none"),
+        (granite, {"enable_thinking": True}, "open"),
+        (granite, {"enable_thinking": True, "thinking": False}, "may"),
         (thinking, {"enable_thinking": True, "self": 1, "marks": 2, "given": 3}, "open"),
         (thinking, {}, "may"),
     ):

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlcpipe.errors import MlcpipeError, TemplateError
 from mlcpipe.runtime.text.chat_template import ChatTemplate
+from mlcpipe.runtime.text.thinking import thinking_switch, thinking_variables
 from tests.unit.text import chats, real_templates
 
 pytestmark = pytest.mark.full
@@ -86,6 +87,19 @@ def test_every_rendering_equals_that_of_transformers(sources: dict[str, str]) ->
     assert len(sources) == real_templates.COUNT
     assert not [name for name, count in rendered.items() if not count]
     assert sum(rendered.values()) >= 1000
+
+
+def test_thinking_on_and_off_are_two_prompts(sources: dict[str, str]) -> None:
+    """In each template that has a switch; its variables are found by their names."""
+    templates = {name: ChatTemplate(source) for name, source in sources.items()}
+    switches = {name: switch for name, one in templates.items() if (switch := thinking_switch(one))}
+    assert switches["Qwen-Qwen3-0.6B"] == switches["HuggingFaceTB-SmolLM3-3B"] == "enable_thinking"
+    assert switches["ibm-granite-granite-3.3-2B-Instruct"] == "thinking" and len(switches) > 25
+    for name in switches:
+        on, off = (
+            templates[name].render([ASK], **thinking_variables(templates[name], value)) for value in (True, False)
+        )
+        assert on != off, name
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(320, marks=pytest.mark.everything)])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,6 @@ from mlcpipe.checkpoint.safetensors_reader import (
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.support.json_files import read_json_object, shown, shown_path
-
-if TYPE_CHECKING:
-    from mlcpipe.checkpoint.draft_heads import DraftHead
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -63,6 +60,26 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
+class EagleHead:
+    """An EAGLE-3 head: its tensors by their names in the model, and the layer of `config`, as a Llama's config.json.
+
+    `files` hold it. `layers`: the model's layers whose inputs it reads. `vocab`: tokens that it guesses; `places`
+    i32[V] maps each token of the model to one of them, -1 for none; None if they are the same. With
+    `norm_before_residual` the residual is the layer's normalized input. `embeds`: it has an embedding of its own.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    config: Mapping[str, Any]
+    layers: tuple[int, ...]
+    vocab: int
+    places: NDArray[np.int32] | None
+    norm_before_residual: bool
+    embeds: bool
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint. Everything is checked except the numbers, which `read` checks.
 
@@ -75,7 +92,7 @@ class Checkpoint:
     generation_config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[Path, ...]
-    draft_head: DraftHead | None = field(default=None, kw_only=True)
+    draft_head: EagleHead | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str | None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint.checkpoint import CONFIG, Checkpoint, EagleHead, open_checkpoint
+from mlcpipe.checkpoint.checkpoint import CONFIG, Checkpoint, EagleHead
+from mlcpipe.checkpoint.open import open_checkpoint
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.support.json_files import shown, shown_path

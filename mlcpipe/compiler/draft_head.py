@@ -7,8 +7,9 @@ from mlcpipe.checkpoint.checkpoint import EagleHead
 from mlcpipe.models.llama import DEFAULTS
 from mlcpipe.nn import eagle
 from mlcpipe.nn.base_config import read_base
-from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts
+from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
+from mlcpipe.nn.language_model import LanguageModel, ModelFacts
 
 
 def build_draft_head(head: EagleHead, facts: ModelFacts) -> eagle.EagleHead:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import step_states
+from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.rows import columns, rows_of, write_rows
-
-if TYPE_CHECKING:
-    from mlcpipe.nn.causal_lm import CausalLM
 
 
 def functions(model: CausalLM) -> dict[str, Callable[..., Any]]:

@@ -16,10 +16,10 @@ from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource, Thinking
 from mlcpipe.runtime.serving.interface import Request, ServingEngine
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.answer_form import constraint
 from mlcpipe.server.answers import Answers, Reading, Waker
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
-from mlcpipe.server.foreign_fields import constraint
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.prefix_store import PrefixStore

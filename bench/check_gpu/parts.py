@@ -227,7 +227,7 @@ def no_graphs(setup: Setup) -> Result:
 def batches(setup: Setup) -> Result:
     """Decode steps of 1 to 32 sequences at once, tokens per second in all."""
     from mlcpipe.cli.bench.batch import measure_batches
-    from mlcpipe.cli.bench.run import BenchOptions
+    from mlcpipe.cli.bench.results import BenchOptions
 
     bundle = _large_bundle(setup)
     tokens = np.random.default_rng(7).integers(3, bundle.manifest.model.vocab_size, 256).tolist()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mlcpipe.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from mlcpipe.checkpoint.checkpoint import Checkpoint
 from mlcpipe.checkpoint.hub import resolve
+from mlcpipe.checkpoint.open import open_checkpoint
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint", "resolve"]

@@ -1,4 +1,4 @@
-"""A checkpoint folder in Hugging Face's layout: configuration, and one safetensors file or several shards."""
+"""An opened checkpoint: its configuration, and its tensors by their names in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -6,27 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.content_hash import hash_files
 from mlcpipe.checkpoint.quantized_matrix import Parts
-from mlcpipe.checkpoint.safetensors_reader import (
-    TensorInfo,
-    check_name,
-    read_bytes,
-    read_float32,
-    read_header,
-)
+from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes, read_float32
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, KEEP
-from mlcpipe.support.json_files import read_json_object, shown, shown_path
-
-if TYPE_CHECKING:
-    from mlcpipe.checkpoint.draft_heads import DraftHead
+from mlcpipe.support.json_files import shown, shown_path
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -57,9 +47,27 @@ FITTED_TO = "mlcpipe_fitted_to"
 MAX_TEXTS = 64
 MAX_NAME = 200  # characters of the model's
 MAX_CONFIG_BYTES = 16_000_000  # quantized checkpoints list their modules there; real ones stay below 1 MB
-MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
 _HASH = re.compile(r"[0-9a-f]{64}")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class EagleHead:
+    """An EAGLE-3 head: its tensors by their names in the model, and the layer of `config`, as a Llama's config.json.
+
+    `files` hold it. `layers`: the model's layers whose inputs it reads. `vocab`: tokens that it guesses; `places`
+    i32[V] maps each token of the model to one of them, -1 for none; None if they are the same. With
+    `norm_before_residual` the residual is the layer's normalized input. `embeds`: it has an embedding of its own.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    config: Mapping[str, Any]
+    layers: tuple[int, ...]
+    vocab: int
+    places: NDArray[np.int32] | None
+    norm_before_residual: bool
+    embeds: bool
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Checkpoint:
     generation_config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[Path, ...]
-    draft_head: DraftHead | None = field(default=None, kw_only=True)
+    draft_head: EagleHead | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str | None:
@@ -185,140 +193,3 @@ def _is_hash(value: object) -> bool:
 def printable_name(name: str) -> str | None:
     """The model's name without control characters, at most MAX_NAME of it; None if nothing is left."""
     return "".join(filter(str.isprintable, name))[:MAX_NAME] or None
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a checkpoint folder or a GGUF file, and checks its configuration, index and every header.
-
-    Reads no weights except GPTQ's zero points and a head that may be the embedding. `model.safetensors` takes
-    precedence over an index, as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
-    config.json, generation_config.json and GGUF's metadata.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
-
-        if folder.suffix == SUFFIX or is_gguf(folder):
-            return open_gguf(folder)
-        raise CheckpointError(
-            "not a checkpoint folder",
-            where=shown_path(folder),
-            expected=f"a folder with {CONFIG} and {SINGLE_FILE}, or a GGUF file",
-            found="a file" if folder.exists() else "nothing",
-            next_step="give the folder, or hf://org/name to download one",
-        )
-    config = read_json_object(folder / CONFIG, limit=MAX_CONFIG_BYTES, error=ConfigError)
-    generation = folder / GENERATION_CONFIG
-    generation_config = (
-        read_json_object(generation, limit=MAX_CONFIG_BYTES, error=ConfigError)
-        if generation.exists() or generation.is_symlink()
-        else {}
-    )
-    if (folder / SINGLE_FILE).exists():
-        files: tuple[Path, ...] = (folder / SINGLE_FILE,)
-        tensors = _gather(files)
-    elif (folder / INDEX).exists():
-        weight_map = read_weight_map(folder / INDEX)
-        files = tuple(folder / name for name in sorted(set(weight_map.values())))
-        tensors = _gather(files)
-        _check_weight_map(weight_map, tensors, folder)
-    else:
-        raise _no_weights(folder)
-    if not tensors:
-        raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
-    ordered = MappingProxyType(dict(sorted(tensors.items())))
-    from mlcpipe.checkpoint.expert_stacks import unstacked
-    from mlcpipe.checkpoint.quantized import quantized
-    from mlcpipe.checkpoint.tied import settled
-
-    return settled(unstacked(quantized(Checkpoint(folder, config, generation_config, ordered, files))))
-
-
-def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
-    """Tensors of all shards, including those missing from the index, as in transformers."""
-    tensors: dict[str, TensorInfo] = {}
-    for file in files:
-        for tensor in read_header(file):
-            earlier = tensors.setdefault(tensor.name, tensor)
-            if earlier is not tensor:
-                raise CheckpointError(
-                    f"tensor {shown(tensor.name)} is stored twice",
-                    where=shown_path(file.parent),
-                    expected="one shard with this tensor",
-                    found=f"{shown(earlier.file.name)} and {shown(file.name)}",
-                    next_step="download the checkpoint again",
-                )
-    return tensors
-
-
-def read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> shard file. A shard is a plain file name: nothing outside the folder is opened."""
-    where = shown_path(index)
-    weight_map = read_json_object(index, limit=MAX_INDEX_BYTES, error=CheckpointError).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(
-            "no weight_map",
-            where=where,
-            expected="an object from tensor names to shard files",
-            found=shown(weight_map),
-            next_step="download the index again",
-        )
-    for shard in {value if isinstance(value, str) else None for value in weight_map.values()}:
-        if shard is None or not _is_plain_shard_name(shard):
-            raise CheckpointError(
-                "the index names a shard that is not allowed",
-                where=where,
-                expected="a *.safetensors file name without folders",
-                found=shown(shard) if shard is not None else "a value that is not a string",
-                next_step="do not trust this checkpoint; download it from its author",
-            )
-    return {check_name(name, where): shard for name, shard in weight_map.items()}
-
-
-def _is_plain_shard_name(name: str) -> bool:
-    allowed = name.isprintable() and not any(character in name for character in "/\\:")
-    return allowed and name.endswith(".safetensors") and len(name) <= 255 and not name.startswith(".")
-
-
-def _check_weight_map(weight_map: dict[str, str], tensors: dict[str, TensorInfo], folder: Path) -> None:
-    """An index may name tensors that no shard has, such as a tied head; reading such a tensor fails later."""
-    for name, shard in weight_map.items():
-        tensor = tensors.get(name)
-        if tensor is not None and tensor.file.name != shard:
-            raise CheckpointError(
-                f"the index assigns tensor {shown(name)} to a shard that does not contain it",
-                where=shown_path(folder),
-                expected=shown(shard),
-                found=shown(tensor.file.name),
-                next_step="download the checkpoint again",
-            )
-
-
-def _no_weights(folder: Path) -> CheckpointError:
-    names = sorted(entry.name for entry in folder.iterdir())
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    others = [name for name in names if name.endswith(".safetensors")]
-    where, expected = shown_path(folder), f"{SINGLE_FILE} or {INDEX}"
-    if others:
-        return CheckpointError(
-            "no usable weights",
-            where=where,
-            expected=expected,
-            found=", ".join(shown(name) for name in others[:3]) + (" ..." if len(others) > 3 else ""),
-            next_step=f"rename a single file to {SINGLE_FILE}, or add the index of the shards",
-        )
-    if pickles:
-        return CheckpointError(
-            "pickled weights are refused: loading them can run arbitrary code",
-            where=where,
-            expected=expected,
-            found=", ".join(shown(name) for name in pickles[:3]),
-            next_step="convert them to safetensors: transformers' model.save_pretrained(folder)",
-        )
-    return CheckpointError(
-        "no weights",
-        where=where,
-        expected=expected,
-        found="neither",
-        next_step="download the checkpoint again",
-    )

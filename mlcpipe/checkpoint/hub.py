@@ -22,15 +22,14 @@ from mlcpipe.checkpoint.checkpoint import (
     EMBEDDING_FILES,
     GENERATION_CONFIG,
     INDEX,
-    PICKLES,
     SINGLE_FILE,
     TEMPLATES,
     TOKENIZER_FILES,
-    read_weight_map,
 )
 from mlcpipe.checkpoint.content_hash import file_digest
 from mlcpipe.checkpoint.gguf.choice import TAG, gguf_models
 from mlcpipe.checkpoint.ollama import resolve_ollama
+from mlcpipe.checkpoint.open import PICKLES, read_weight_map
 from mlcpipe.checkpoint.transfer import RemoteFile, fetch_file, read_answer
 from mlcpipe.errors import CheckpointError, DownloadError, ResourceError
 from mlcpipe.support.atomic import atomic_write

@@ -12,12 +12,14 @@ from tvm import relax
 from tvm.ir import StringImm
 
 from mlcpipe.bundle.states import slot_bytes
-from mlcpipe.checkpoint.draft_heads import DraftHead
-from mlcpipe.compiler.draft_heads import build_draft_head
+from mlcpipe.checkpoint.checkpoint import EagleHead
+from mlcpipe.compiler.draft_head import build_draft_head
 from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
-from mlcpipe.nn.causal_lm import CausalLM, LanguageModel
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.entry_points import entry_points
+from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
@@ -42,7 +44,7 @@ def prepare_model(
     kv_cache_dtype: str = "auto",
     *,
     encoder: bool = False,
-    draft_head: DraftHead | None = None,
+    draft_head: EagleHead | None = None,
 ) -> LanguageModel:
     """Build the model of a config.json and set its dtypes and its folder of kernels.
 
@@ -76,7 +78,7 @@ def prepare_model(
         raise TargetError("no embeddings", where=target.name, expected="a target with kv_cache = pages")
     usual = target.activation_dtype if encoder else usual
     model.kv_dtype = wanted or (usual if usual in possible else possible[0])
-    model.kernels, model.own_pages = target.kernels, target.own_pages
+    model.kernels = target.kernels
     if not target.own_pages:
         model.check_uniform(target.name)
     if draft_head is not None and slot_bytes(model.states()):
@@ -150,7 +152,7 @@ def export(
     `variant` None is the target's best. Ids in the ranges [begin, end) of `no_tokens` are never drawn.
     """
     vocab = model.facts.vocab_size
-    mod, params = model.export_tvm(spec=model.spec())
+    mod, params = model.export_tvm(spec=entry_points(model, target.own_pages))
     rows = min(chunk, max(MAX_BATCH, LOGITS_BYTES // (4 * vocab)))
     if isinstance(model, TextEncoder):
         rows = chunk

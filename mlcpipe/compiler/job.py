@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.compiler.draft_heads import eagle_info
+from mlcpipe.compiler.draft_head import eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
 from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
 from mlcpipe.errors import ConfigError, TargetError
-from mlcpipe.nn.causal_lm import LanguageModel, ModelFacts
+from mlcpipe.nn.language_model import LanguageModel, ModelFacts
 from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering

@@ -41,6 +41,11 @@ class Device:
         return f"{self.KIND}:{self.index}"
 
     @property
+    def identity(self) -> tuple[str, ...]:
+        """Words that tell the device and its driver from others."""
+        return (self.name,)
+
+    @property
     def title(self) -> str:
         """Its name for error messages."""
         return self.name

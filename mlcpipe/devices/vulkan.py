@@ -53,6 +53,10 @@ class Device(base.Device):
     problem: str
 
     @property
+    def identity(self) -> tuple[str, ...]:
+        return self.name, self.driver, self.driver_uuid, self.api_version
+
+    @property
     def title(self) -> str:
         return f"{self.name} [{self.driver}]" if self.driver else self.name
 

@@ -8,10 +8,10 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.nn.causal_lm import ModelFacts
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.encoder_config import check_encoder, encoder_facts, one_label
 from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
+from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.step_states import StepStates

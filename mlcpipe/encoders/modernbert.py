@@ -8,10 +8,10 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlcpipe.nn.causal_lm import ModelFacts
 from mlcpipe.nn.config import Fields, layer_windows
 from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
 from mlcpipe.nn.encoder_layer import EncoderSpec, PreNormEncoderLayer
+from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Embedding
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.rope import Rope, cos_sin, read_rope

@@ -9,10 +9,10 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.causal_lm import ModelFacts
 from mlcpipe.nn.config import Fields, rope_table
 from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
 from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
+from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Embedding
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.rope import cos_sin, read_rope

@@ -10,7 +10,8 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.nn.attention import Attention, AttentionSpec
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows, rope_table

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.models.llama import complete_gguf
-from mlcpipe.nn.attention import Attention, AttentionSpec
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows

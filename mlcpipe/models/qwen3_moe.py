@@ -7,7 +7,8 @@ from typing import Any
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.models.qwen2 import complete_gguf, window_in_use
-from mlcpipe.nn.attention import Attention, AttentionSpec
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows

@@ -2,73 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.states import State
 from mlcpipe.nn import definitions
+from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
 from mlcpipe.nn.kv_cache import PagedKVCache
+from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.step_states import StepStates
 
-if TYPE_CHECKING:
-    from mlcpipe.nn.causal_lm import LanguageModel
 
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """Static facts of an attention block. `scale` multiplies scores, None is head_dim ** -0.5; `softcap` bounds them.
-
-    `window`: tokens that a query attends to, itself included; None is all. `input_size` is the width of the input of q,
-    k and v; None is hidden_size. `sinks`: each query head has a learned logit that counts in its softmax and has no
-    value. `names` are the parameter names of the norms of q and k, and of o.
-    """
-
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    qkv_bias: bool = False
-    o_bias: bool = False
-    norm: str = ""
-    norm_eps: float = 1e-6
-    norm_offset: float = 0.0
-    scale: float | None = None
-    softcap: float = 0.0
-    window: int | None = None
-    sinks: bool = False
-    input_size: int | None = None
-    names: tuple[str, str, str] = ("q_norm", "k_norm", "o_proj")
-
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def score_scale(self) -> float:
-        return self.head_dim**-0.5 if self.scale is None else self.scale
-
-    def state(self, name: str, model: LanguageModel, *layers: int) -> State:
-        """The keys and values of layers with such attention, as the kernels of the model's target keep them."""
-        parts = [
-            {"name": part, "dtype": dtype, "shape": shape, "token_axis": axis}
-            for part, dtype, shape, axis in model.attention_shape(self).parts
-        ]
-        return State.model_validate(
-            {"name": name, "kind": "pages", "parts": tuple(parts), "copies": self.num_kv_heads,
-             "window": self.window or 0, "layers": layers}
-        )  # fmt: skip
-
-
-class Attention(nn.Module):
+class Attention(AttentionBlock):
     """o(attend(rope(norm(q)), rope(norm(k)), v)): x [m, hidden] -> [m, hidden].
 
     `spec.norm` is "" (none), "head" (RMS norm over each head's dimensions: Qwen3, Gemma 3) or "all"
@@ -89,7 +35,7 @@ class Attention(nn.Module):
 
     def states(self, model: LanguageModel) -> list[State]:
         """The states of the layer."""
-        return [self.spec.state(f"layers.{self.layer}.attention", model, self.layer)]
+        return [model.attention_state(self.spec, f"layers.{self.layer}.attention", self.layer)]
 
     def add_projections(self, spec: AttentionSpec) -> None:
         """Declare the parameters of q, k and v, named as in the checkpoint."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.attention import AttentionSpec
-from mlcpipe.nn.causal_lm import ModelFacts
+from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.config import Fields, check_architecture, rope_table
+from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.mlp import GatedMLP, activation
 from mlcpipe.nn.rope import Rope, read_rope
 

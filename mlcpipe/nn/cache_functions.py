@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import kv_cache
+from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.rows import rows_of
-
-if TYPE_CHECKING:
-    from mlcpipe.nn.causal_lm import CausalLM
 
 Result = tuple[Tensor, PagedKVCache]
 

@@ -1,71 +1,21 @@
-"""A causal language model: the entry points of the compiled library around a stack of decoder layers."""
+"""A causal language model: embedding, a stack of decoder layers, norm and logits."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Protocol, runtime_checkable
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.bundle.states import State
-from mlcpipe.errors import ConfigError
-from mlcpipe.nn import cache_functions, state_functions
-from mlcpipe.nn.attention import Attention, AttentionSpec
 from mlcpipe.nn.draft_head import DraftHead
 from mlcpipe.nn.kv_cache import PagedKVCache
+from mlcpipe.nn.language_model import LanguageModel, ModelFacts
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import RMSNorm
-from mlcpipe.nn.rope import Rope, cos_sin
+from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.rows import scaled
 from mlcpipe.nn.step_states import StepStates
-from tir_schedules.paged import QUANTIZED
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """Model properties that the compiler, the manifest and the runtime need. Facts of a layer are in its blocks.
-
-    `ropes[rope_of[i]]` has the frequencies of layer i. `logit_softcap` bounds logits (0: none). `embedding_scale`
-    multiplies embeddings, `logit_scale` logits.
-    """
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    context_length: int
-    ropes: tuple[Rope, ...]
-    rope_of: tuple[int, ...]
-    norm_eps: float
-    norm_offset: float = 0.0
-    tied: bool = False
-    logit_softcap: float = 0.0
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-
-
-def blocks_of(module: nn.Module, kind: type) -> Iterator[Any]:
-    """The modules of a class, or with methods of a protocol, in the order of the layers."""
-    if isinstance(module, kind):
-        yield module
-        return
-    for value in vars(module).values():
-        for one in value if isinstance(value, list) else (value,):
-            if isinstance(one, nn.Module):
-                yield from blocks_of(one, kind)
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A block that keeps something from step to step."""
-
-    def states(self, model: LanguageModel) -> list[State]:
-        """What it keeps, once the model has its dtypes."""
-        ...
 
 
 class Decoder(nn.Module):
@@ -96,51 +46,8 @@ class Decoder(nn.Module):
         return [*inputs, self.final_norm(x)]
 
 
-class LanguageModel(nn.Module):
-    """The compiler's view of any model: dtypes, the folder of kernels, whether the runtime owns the pages."""
-
-    model: nn.Module
-
-    def __init__(self, facts: ModelFacts) -> None:
-        self.facts = facts
-        self.dtype = "float32"
-        self.kv_dtype = "float32"
-        self.kernels = ""
-        self.own_pages = False
-
-    def attentions(self) -> list[AttentionSpec]:
-        """The specs of the attention layers, in order."""
-        return [block.spec for block in blocks_of(self.model, Attention)]
-
-    def states(self) -> list[State]:
-        """The state table, in the order of the functions' argument `states`."""
-        return [state for block in blocks_of(self.model, Stateful) for state in block.states(self)]
-
-    def attention_shape(self, of: AttentionSpec, group: int = 0, **options: Any) -> Any:
-        """The AttentionShape that the target's kernels of a layer are built for, with pages of a group."""
-        shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
-        if self.kv_dtype in QUANTIZED:
-            options["activation_dtype"] = self.dtype
-        sizes = (of.num_heads, of.num_kv_heads, of.head_dim)
-        return shape(*sizes, self.kv_dtype, of.softcap, sinks=of.sinks, page_group=group, **options)
-
-    def check_uniform(self, where: str) -> None:
-        """Raises ConfigError for layers that TVM's cache cannot serve: it has one shape for all."""
-        kinds = {replace(of, window=None) for of in self.attentions()}
-        windows = {of.window for of in self.attentions()} - {None}
-        if len(kinds) > 1 or len(windows) > 1 or len(self.attentions()) < self.facts.num_layers:
-            raise ConfigError(
-                f"layers of {self.facts.model_type}", where=where, expected="attention of one shape in every layer",
-                found="several kinds of layers", next_step="compile for a target with kv_cache = pages",
-            )  # fmt: skip
-
-    def spec(self) -> dict[str, Any]:
-        """Argument specifications of every entry point, for `nn.Module.export_tvm`."""
-        raise NotImplementedError
-
-
 class CausalLM(LanguageModel):
-    """The model functions of the compiled library, over states of the runtime or over TVM's cache, for MLC's hosts.
+    """A decoder with its logits; `entry_points.py` makes the functions of the compiled library of it.
 
     Layers are called as `layer(x [m, hidden], kv, cos, sin) -> [m, hidden]`; the m rows are the
     tokens of all sequences.
@@ -174,15 +81,3 @@ class CausalLM(LanguageModel):
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids i32[n] -> [n, hidden]."""
         return scaled(self.model.embed_tokens(input_ids), self.facts.embedding_scale)
-
-    def spec(self) -> dict[str, Any]:
-        """Argument specifications of every entry point, for `nn.Module.export_tvm`.
-
-        Symbolic sizes: "n" tokens of a prompt, "b" decode rows (one or more of each sequence), "v" verified tokens. The
-        arithmetic of prompts may differ, see `passes/mark_prompt_rows.py`.
-        """
-        made = state_functions if self.own_pages else cache_functions
-        for name, function in made.functions(self).items():
-            setattr(self, name, function)
-        specs: dict[str, Any] = made.specs(self)
-        return specs

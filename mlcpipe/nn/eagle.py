@@ -76,7 +76,6 @@ class EagleHead(DraftHead):
     """
 
     parameter = "eagle_head"
-    prompts = True
 
     def __init__(
         self, base: BaseConfig, layers: tuple[int, ...], target_hidden: int, vocab: int,

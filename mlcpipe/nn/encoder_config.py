@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.causal_lm import ModelFacts
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.encoder_layer import EncoderSpec
+from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.rope import Rope
 
 

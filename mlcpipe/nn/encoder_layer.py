@@ -8,7 +8,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import definitions
-from mlcpipe.nn.attention import AttentionSpec
+from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.mlp import activation, gated
 from mlcpipe.nn.norm import LayerNorm

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import relax, tirx
 from tvm.ir import StringImm
 from tvm.relax.frontend.nn import Object, Tensor, op
 
 from mlcpipe.nn import definitions
-
-if TYPE_CHECKING:
-    from mlcpipe.nn.attention import AttentionSpec
+from mlcpipe.nn.attention_spec import AttentionSpec
 
 # Layers with a window keep all pages and mask by position, so TVM's own window must never apply.
 _NEVER_SLIDES = 1 << 30

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.states import Part, State
+from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.rows import columns
 from mlcpipe.nn.step_states import StepStates
 from tir_schedules.conv_shape import ConvShape
-
-if TYPE_CHECKING:
-    from mlcpipe.nn.causal_lm import LanguageModel
 
 
 class Taps(nn.Module):

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import step_states
+from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.rows import columns, rows_of, write_rows
-
-if TYPE_CHECKING:
-    from mlcpipe.nn.causal_lm import CausalLM
 
 
 def functions(model: CausalLM) -> dict[str, Callable[..., Any]]:
@@ -102,9 +100,8 @@ def specs(model: CausalLM) -> dict[str, Any]:
     head = model.draft_head
     if head is None:
         return forwards
-    kinds = {"decode": "b", "prefill": "n"} if head.prompts else {"decode": "b"}
     hidden = {
         f"{kind}_hidden": {**forwards[kind], "hidden": tensor([rows, head.kept_size(model)], "float32")}
-        for kind, rows in kinds.items()
+        for kind, rows in (("decode", "b"), ("prefill", "n"))
     }
     return hidden | head.spec(model) | forwards

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import te, tirx
 from tvm.relax.frontend.nn import Tensor, op, spec
 
 from mlcpipe.bundle.states import State, group_of, windows_of
+from mlcpipe.nn.attention_spec import AttentionSpec
+from mlcpipe.nn.language_model import LanguageModel
 from tir_schedules import step_layout as layout
-
-if TYPE_CHECKING:
-    from mlcpipe.nn.attention import AttentionSpec
-    from mlcpipe.nn.causal_lm import LanguageModel
 
 
 class StepStates:

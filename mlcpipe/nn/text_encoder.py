@@ -13,9 +13,10 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.states import State
-from mlcpipe.nn.attention import AttentionSpec
-from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts, blocks_of
+from mlcpipe.nn.attention_spec import AttentionSpec
+from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.encoder_layer import EncoderLayer
+from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
 from mlcpipe.nn.rows import rows_of, scaled
 from mlcpipe.nn.step_states import StepStates, argument
 
@@ -48,7 +49,7 @@ class TextEncoder(LanguageModel):
     def states(self) -> list[State]:
         """One state for all layers: a layer's keys and values are not needed after it."""
         first = self.attentions()[0]
-        return [replace(first, window=None).state("attention", self, *range(self.facts.num_layers))]
+        return [self.attention_state(replace(first, window=None), "attention", *range(self.facts.num_layers))]
 
     @property
     def width(self) -> int:
@@ -75,7 +76,7 @@ class TextEncoder(LanguageModel):
         return hidden
 
     def spec(self) -> dict[str, Any]:
-        """Argument specifications of `embed_texts`; the sizes are those of `CausalLM.spec`."""
+        """Argument specifications of `embed_texts`; the sizes are those of `entry_points`."""
         tensor = nn.spec.Tensor
         return {
             "embed_texts": {

@@ -3,6 +3,7 @@
 The states record the run: a layer writes its keys and values before its attention and MLP, and numbers that are not
 finite stay so in all layers above. So the lowest layer whose state has such numbers is the place to look; if no state
 has any, they appeared after the last layer's.
+It pays once a model has failed: damaged weights, or float16 that overflows, in a layer that the error then names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fields of other servers' APIs that change an answer: honoured as one of ours, or refused by name.
+"""Fields of other servers' APIs that change an answer and are not offered here: refused by name.
 
 Sources: the request parameters of vLLM's OpenAI-compatible server, of SGLang, llama-server, TGI and Ollama. Fields of
 other APIs of our own are treated alike.
@@ -6,18 +6,12 @@ other APIs of our own are treated alike.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from mlcpipe.runtime.serving.grammar import GrammarSource
+from pydantic import BaseModel
+
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.json_values import value_in
-from mlcpipe.server.tool_formats.style import ANY_OBJECT, quoted
-
-if TYPE_CHECKING:
-    from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 
 # Unsupported fields, with their neutral values.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -43,10 +37,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
 }  # fmt: skip
 _NO_PENALTY = {"repetition_penalty": 1, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
-def check_foreign(body: SamplingFields, *, adds_special_tokens: bool) -> None:
+def check_foreign(body: BaseModel, *, adds_special_tokens: bool) -> None:
     """Raises ApiError for an unsupported field that would change the answer."""
     neutral = {**_NEUTRAL, "add_special_tokens": (adds_special_tokens,)}
     if all(getattr(body, name) in (None, value) for name, value in _NO_PENALTY.items()):
@@ -54,60 +47,3 @@ def check_foreign(body: SamplingFields, *, adds_special_tokens: bool) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in neutral and value is not None and value not in neutral[name]:
             raise ApiError(400, f"{name}: not offered here; leave it out", param=name, code="unsupported_parameter")
-
-
-def constraint(body: SamplingFields, form: ResponseFormat | None) -> GrammarSource | None:
-    """The form of the whole answer, None for any. Raises ApiError for a malformed schema, and for two different ones:
-    clients may name one schema in the fields of several servers.
-    """
-    given: list[tuple[str, str, Any]] = [
-        ("response_format", "json", None if form is None else _schema_of(form)),
-        ("json_schema", "json", body.json_schema),
-        ("regex", "regex", body.regex),
-        ("grammar", "grammar", body.grammar),
-        ("ebnf", "grammar", body.ebnf),
-        *((f"guided_{kind}", kind, getattr(body, f"guided_{kind}")) for kind in _MADE),
-    ]
-    if (structured := body.structured_outputs) is not None:
-        given += [(f"structured_outputs.{kind}", kind, getattr(structured, f"{kind}_")) for kind in _MADE]
-        given.append(("structured_outputs.json_object", "json", ANY_OBJECT if structured.json_object else None))
-    made = {name: _MADE[kind](value, name) for name, kind, value in given if value not in (None, "")}
-    if len({*made.values()}) > 1:
-        raise ApiError(400, f"{', '.join(made)}: expected one of them", param=[*made][1])
-    return next(iter(made.values()), None)
-
-
-def _schema_of(form: ResponseFormat) -> Any:
-    given = form.schema_ if form.json_schema is None else form.json_schema.schema_
-    if form.type == "json_schema" and given is None:
-        raise ApiError(400, "response_format.json_schema.schema: expected a schema", param="response_format")
-    if form.type == "text" and given is not None:
-        raise ApiError(400, "response_format: a schema, expected the type json_schema", param="response_format")
-    return ANY_OBJECT if form.type == "json_object" and given is None else given
-
-
-def _json(schema: Any, name: str) -> GrammarSource:
-    if isinstance(schema, str):
-        try:
-            schema = value_in(schema)
-        except ValueError:
-            schema = None
-    if not isinstance(schema, (dict, bool)):
-        raise ApiError(400, f"{name}: expected a JSON schema", param=name)
-    return GrammarSource("json_schema", json.dumps(schema))
-
-
-def _choice(texts: list[str], name: str) -> GrammarSource:
-    if not texts:
-        raise ApiError(400, f"{name}: expected texts to choose from", param=name)
-    return GrammarSource("lark", f"start: {' | '.join(map(quoted, texts))}")
-
-
-def _grammar(text: str, name: str) -> GrammarSource:
-    """Lark, or llama.cpp's form, whose rules are `name ::= …`."""
-    return GrammarSource("gbnf" if _GBNF.search(text) else "lark", text)
-
-
-_MADE: Mapping[str, Callable[[Any, str], GrammarSource]] = {
-    "json": _json, "regex": lambda text, name: GrammarSource("regex", text), "choice": _choice, "grammar": _grammar,
-}  # fmt: skip

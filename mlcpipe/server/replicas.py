@@ -2,6 +2,7 @@
 
 This process listens and sends each request to a replica, which Ray's own policy chooses by the prompt's beginning and
 by load. Ray restarts a replica that ends or whose engine fails; SIGHUP replaces them one after the other.
+It pays where one process cannot use all cores, or must not be the only one; it needs memory for N copies of the model.
 """
 
 from __future__ import annotations

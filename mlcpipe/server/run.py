@@ -26,7 +26,6 @@ from mlcpipe.server.embedding_service import EmbeddingEngine, EmbeddingService
 from mlcpipe.server.guard import Guard, Rules
 from mlcpipe.server.page import built_page
 from mlcpipe.server.prefix_store import PrefixStore
-from mlcpipe.server.semantic_cache import SemanticCache
 from mlcpipe.server.service import Facts, Service
 
 _KEEP_ALIVE_S = 75
@@ -43,11 +42,10 @@ class Loaded:
     facts: Facts
     prefixes: PrefixStore | None = None
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
-    semantic_cache: SemanticCache | None = None
 
     def service(self) -> Service:
         """The service, made inside the event loop."""
-        return Service(self.engine, self.tokenizer, self.facts, self.prefixes, self.adapters, self.semantic_cache)
+        return Service(self.engine, self.tokenizer, self.facts, self.prefixes, self.adapters)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
@@ -16,18 +16,15 @@ from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource, Thinking
 from mlcpipe.runtime.serving.interface import Request, ServingEngine
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.answer_form import constraint
 from mlcpipe.server.answers import Answers, Reading, Waker
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
-from mlcpipe.server.foreign_fields import constraint
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.tool_formats import format_for
 from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool
-
-if TYPE_CHECKING:
-    from mlcpipe.server.semantic_cache import SemanticCache
 
 _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
 _MAX_PRIORITY = 1000
@@ -75,7 +72,6 @@ class Service(OffLoop):
         facts: Facts,
         prefixes: PrefixStore | None = None,
         adapters: Mapping[str, Adapter] | None = None,
-        semantic_cache: SemanticCache | None = None,
     ) -> None:
         super().__init__()
         self.engine = engine
@@ -85,7 +81,6 @@ class Service(OffLoop):
         limit_chars(tokenizer, engine.context_length)
         self.facts = facts
         self.prefixes = prefixes
-        self.semantic_cache = semantic_cache
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)
         self.style = format_for(tokenizer.chat_templates)
@@ -112,8 +107,6 @@ class Service(OffLoop):
     def close(self) -> None:
         """End the engine and the threads."""
         self.engine.close()
-        if self.semantic_cache is not None:
-            self.semantic_cache.close()
         super().close()
 
     def check_model(self, name: str | None) -> None:

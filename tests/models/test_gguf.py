@@ -21,7 +21,7 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import TargetError
 from mlcpipe.models import build_model, model_types
-from mlcpipe.nn.causal_lm import ModelFacts
+from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.targets import load_target

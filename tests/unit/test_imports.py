@@ -8,7 +8,7 @@ import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -141,14 +141,27 @@ def test_layers_point_down() -> None:
     assert upward == []
 
 
+# Circles of files that are left: `mlcpipe.load` is where it belongs, the other one is to be cut.
+CIRCLES = (
+    {"mlcpipe", "mlcpipe.loading"},
+    {f"mlcpipe.runtime.serving.{name}" for name in ("page_pool", "prefix_tree", "sequence")},
+)
+
+
 def test_no_module_imports_itself_through_others() -> None:
-    """At the top level, types aside: no circles of files."""
+    """Wherever imports stand, also inside functions and for type checking: no circles of files but `CIRCLES`."""
     files = {module_name(path): parse(path) for path in modules("mlcpipe")}
-    graph = {}
-    for name, tree in files.items():
-        top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        graph[name] = imported_modules(ast.Module(list(top), []), set(files)) - {name}
-    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
+    graph = {name: imported_modules(tree, set(files)) - {name} for name, tree in files.items()}
+    for circle in CIRCLES:
+        with pytest.raises(graphlib.CycleError):  # else it leaves the list
+            _sorted({name: graph[name] & circle for name in circle})
+        graph |= {name: graph[name] - circle for name in circle}
+    _sorted(graph)
+
+
+def _sorted(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules, those that others import first. Raises CycleError, which names a circle."""
+    return list(graphlib.TopologicalSorter(graph).static_order())
 
 
 def test_layers_are_read_from_every_kind_of_import() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mlcpipe.cli.bench.run import BenchOptions, Result, Speed
+from mlcpipe.cli.bench.results import BenchOptions, Result, Speed
 from mlcpipe.support.progress import Progress
 from tir_schedules.step_layout import PAGE
 

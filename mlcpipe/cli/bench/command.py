@@ -73,7 +73,8 @@ def bench_command(
             adapters=bool(adapter), progress=progress,
         )  # fmt: skip
     from mlcpipe.cli.bench.report import print_report
-    from mlcpipe.cli.bench.run import BenchOptions, measure
+    from mlcpipe.cli.bench.results import BenchOptions
+    from mlcpipe.cli.bench.run import measure
 
     opts = BenchOptions(
         bundle, lengths, depths, decode_tokens, repeats, threads, engine_device(device), batches, tuple(adapter or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import asdict
 
-from mlcpipe.cli.bench.run import Memory, Report, Result
+from mlcpipe.cli.bench.results import Memory, Report, Result
 from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, stdout_console
 from mlcpipe.host.finding import byte_size
 

@@ -23,7 +23,8 @@ from mlcpipe.compiler.build import build
 from mlcpipe.compiler.export import prepare_model
 from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.causal_lm import CausalLM, LanguageModel
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.step_states import StepStates, argument
 from mlcpipe.nn.text_encoder import CheckpointNames
@@ -44,9 +45,7 @@ class _OneLayer(LanguageModel):
 
     def __init__(self, model: CausalLM, index: int) -> None:
         super().__init__(model.facts)
-        self.dtype, self.kv_dtype, self.kernels, self.own_pages = (
-            model.dtype, model.kv_dtype, model.kernels, model.own_pages,
-        )  # fmt: skip
+        self.dtype, self.kv_dtype, self.kernels = model.dtype, model.kv_dtype, model.kernels
         self.index, self.is_norm = index, index == model.facts.num_layers
         self.model: nn.Module = model.model.final_norm if self.is_norm else model.model.layers[index]
 

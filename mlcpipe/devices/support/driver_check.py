@@ -10,18 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.devices import base
 from mlcpipe.devices.support import tvm_runtime, vulkan_plugin
 from mlcpipe.errors import TargetError
 from mlcpipe.support.atomic import atomic_write
 from mlcpipe.support.private import private_folder
-
-if TYPE_CHECKING:
-    from mlcpipe.devices import vulkan
 
 Array = NDArray[Any]
 PREFIX = "driver_check_"
@@ -77,7 +75,7 @@ def unpacked(words: Array) -> Array:
     return ((words[..., None] >> shifts) & 15).reshape(*words.shape[:-1], -1).astype(np.int32)
 
 
-def check(library: Any, device: vulkan.Device) -> bool:
+def check(library: Any, device: base.Device) -> bool:
     """Run the cases for which `library` has kernels, unless this driver passed them before. True if they ran.
 
     Raises TargetError naming the driver if a number is wrong, or if a kernel does not run.
@@ -98,9 +96,9 @@ def check(library: Any, device: vulkan.Device) -> bool:
     return True
 
 
-def _key(device: vulkan.Device, library: Any) -> str:
+def _key(device: base.Device, library: Any) -> str:
     some = " ".join(name for name in _SOME if _kernel(library, name) is not None)
-    words = (device.name, device.driver, device.driver_uuid, device.api_version, str(VERSION), some)
+    words = (*device.identity, str(VERSION), some)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
 
 
@@ -113,7 +111,7 @@ def _kernel(library: Any, name: str) -> Callable[..., None] | None:
     return found
 
 
-def _run(kernel: Callable[..., None], case: Case, device: vulkan.Device) -> Array:
+def _run(kernel: Callable[..., None], case: Case, device: base.Device) -> Array:
     output = device.tensor(np.zeros(case.expected.shape, _output_type(case)))
     kernel(*map(device.tensor, case.inputs), output)
     host = device.read(output)
@@ -125,7 +123,7 @@ def _output_type(case: Case) -> str:
     return "float32" if case.expected.dtype == np.float64 else case.expected.dtype.name
 
 
-def _compare(case: Case, found: Array, device: vulkan.Device) -> None:
+def _compare(case: Case, found: Array, device: base.Device) -> None:
     wide, expected = found.astype(np.float64), case.expected.astype(np.float64)
     wrong = ~(np.abs(wide - expected) <= case.tolerance * np.abs(expected).max())  # a NaN is wrong
     if not wrong.any():

@@ -1,4 +1,7 @@
-"""How long a step takes, learned from past steps."""
+"""How long a step takes, learned from past steps: it sizes prefill to `--step-ms`, and drafts to what they gain.
+
+It pays where nobody knows these costs: they differ by device, model, context and whatever else the machine does.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 A preempted sequence leaves its full pages to the prefix tree. Those that the tree evicts while it waits are copied to
 the host, the last ones first, and back when it is admitted again, if they follow the pages that the tree still has.
+It pays on GPUs with more long answers than pages; on CPUs, and with layers that slide, tokens are computed again.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mlcpipe.checkpoint import TensorInfo, open_checkpoint
-from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES, MAX_INDEX_BYTES
+from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
+from mlcpipe.checkpoint.open import MAX_INDEX_BYTES
 from mlcpipe.errors import CheckpointError, ConfigError, MlcpipeError
 from tests.unit.checkpoint.helpers import numbers, write_checkpoint, write_header, write_index, write_tensors
 

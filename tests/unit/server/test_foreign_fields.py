@@ -11,8 +11,8 @@ pytest.importorskip("fastapi")
 pytest.importorskip("llguidance")
 
 from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
+from mlcpipe.server.answer_form import constraint
 from mlcpipe.server.chat import ChatBody, _tool_choice
-from mlcpipe.server.foreign_fields import constraint
 from tests.unit.server.fake_engine import FakeEngine, answers
 
 CHAT = "/v1/chat/completions"

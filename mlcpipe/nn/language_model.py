@@ -1,0 +1,108 @@
+"""What the compiler knows of any model: facts, states of its layers, shapes of attention."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from tvm.relax.frontend import nn
+
+from mlcpipe.bundle.states import State
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
+from mlcpipe.nn.rope import Rope
+from tir_schedules.paged import QUANTIZED
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Model properties that the compiler, the manifest and the runtime need. Facts of a layer are in its blocks.
+
+    `ropes[rope_of[i]]` has the frequencies of layer i. `logit_softcap` bounds logits (0: none). `embedding_scale`
+    multiplies embeddings, `logit_scale` logits.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    context_length: int
+    ropes: tuple[Rope, ...]
+    rope_of: tuple[int, ...]
+    norm_eps: float
+    norm_offset: float = 0.0
+    tied: bool = False
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+
+
+def blocks_of(module: nn.Module, kind: type) -> Iterator[Any]:
+    """The modules of a class, or with methods of a protocol, in the order of the layers."""
+    if isinstance(module, kind):
+        yield module
+        return
+    for value in vars(module).values():
+        for one in value if isinstance(value, list) else (value,):
+            if isinstance(one, nn.Module):
+                yield from blocks_of(one, kind)
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A block that keeps something from step to step."""
+
+    def states(self, model: LanguageModel) -> list[State]:
+        """What it keeps, once the model has its dtypes."""
+        ...
+
+
+class LanguageModel(nn.Module):
+    """The compiler's view of any model: its facts, its states, dtypes and the folder of kernels."""
+
+    model: nn.Module
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self.dtype = "float32"
+        self.kv_dtype = "float32"
+        self.kernels = ""
+
+    def attentions(self) -> list[AttentionSpec]:
+        """The specs of the attention layers, in order."""
+        return [block.spec for block in blocks_of(self.model, AttentionBlock)]
+
+    def states(self) -> list[State]:
+        """The state table, in the order of the functions' argument `states`."""
+        return [state for block in blocks_of(self.model, Stateful) for state in block.states(self)]
+
+    def attention_shape(self, of: AttentionSpec, group: int = 0, **options: Any) -> Any:
+        """The AttentionShape that the target's kernels of a layer are built for, with pages of a group."""
+        shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
+        if self.kv_dtype in QUANTIZED:
+            options["activation_dtype"] = self.dtype
+        sizes = (of.num_heads, of.num_kv_heads, of.head_dim)
+        return shape(*sizes, self.kv_dtype, of.softcap, sinks=of.sinks, page_group=group, **options)
+
+    def attention_state(self, of: AttentionSpec, name: str, *layers: int) -> State:
+        """The keys and values of layers with such attention, as the kernels of the target keep them."""
+        parts = [
+            {"name": part, "dtype": dtype, "shape": shape, "token_axis": axis}
+            for part, dtype, shape, axis in self.attention_shape(of).parts
+        ]
+        return State.model_validate(
+            {"name": name, "kind": "pages", "parts": tuple(parts), "copies": of.num_kv_heads,
+             "window": of.window or 0, "layers": layers}
+        )  # fmt: skip
+
+    def check_uniform(self, where: str) -> None:
+        """Raises ConfigError for layers that TVM's cache cannot serve: it has one shape for all."""
+        kinds = {replace(of, window=None) for of in self.attentions()}
+        windows = {of.window for of in self.attentions()} - {None}
+        if len(kinds) > 1 or len(windows) > 1 or len(self.attentions()) < self.facts.num_layers:
+            raise ConfigError(
+                f"layers of {self.facts.model_type}", where=where, expected="attention of one shape in every layer",
+                found="several kinds of layers", next_step="compile for a target with kv_cache = pages",
+            )  # fmt: skip

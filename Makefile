@@ -51,8 +51,10 @@ check-gpu: $(VENV)/installed-gpu  ## check and measure every GPU of this machine
 docs: $(VENV)/installed-docs  ## build the documentation into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
-page:  ## build the chat page (needs Node 20.19 or later); a wheel made afterwards has it in it
+PAGE := mlcpipe/server/page_files
+page:  ## build the chat page (needs Node 20.19 or later), and what `mlcpipe serve` sends of it; a wheel made afterwards has both
 	cd apps/chat-web && npm ci --no-audit --no-fund && npm run build
+	rm -rf $(PAGE) && cp -R apps/chat-web/dist $(PAGE) && rm $(PAGE)/sw.js $(PAGE)/assets/worker-*
 
 wheel: page $(VENV)/installed-dev  ## the release, in dist/ (LOCKED=1)
 	$(PIP) wheel --no-deps --no-build-isolation -w dist .

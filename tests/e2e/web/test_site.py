@@ -17,6 +17,7 @@ import pytest
 
 from mlcpipe.cli import main
 from mlcpipe.errors import BundleError, CompileError, ForeignBundleWarning, UsageError
+from mlcpipe.server.page import PAGE as PAGE_OF_SERVER
 from mlcpipe.web import Site, SiteServer, assemble_site, page, page_folder, write_site
 from mlcpipe.web.server import MAX_CONNECTIONS, SiteHandler, parse_range
 from tests.conftest import DEMO
@@ -235,6 +236,17 @@ def test_the_page_lists_the_licences_of_what_is_bundled(real_page: Path) -> None
     listed = (real_page / "licenses.md").read_text(encoding="utf-8")
     bundled = json.loads((PAGE / "package.json").read_text(encoding="utf-8"))["dependencies"]
     assert bundled and [name for name in bundled if f"## {name}" not in listed] == []
+
+
+def test_the_page_of_a_server_is_what_the_sources_build(real_page: Path) -> None:
+    def files(folder: Path) -> dict[str, bytes]:
+        named = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        return {name: path.read_bytes() for name, path in named.items()}
+
+    built = {name: data for name, data in files(real_page).items() if not re.match(r"sw\.js|assets/worker-", name)}
+    served = files(PAGE_OF_SERVER)
+    assert sorted(served) == sorted(built), "make page"
+    assert [name for name in built if served[name] != built[name]] == [], "make page"
 
 
 def test_a_taken_port_is_explained(server: SiteServer) -> None:

@@ -336,7 +336,8 @@ def test_package(
     monkeypatch.setattr("mlcpipe.web.page_folder", lambda note: pages)
     out = tmp_path / "site"
     assert main(["package", *map(str, bundles), "--app", "web", "-o", str(out), "--title", "A model"]) == 0
-    assert "Put the folder on any static host" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Put the folder on any static host" in shown and "mlcpipe chat --web" in shown
     assert json.loads((out / "site.json").read_text())["title"] == "A model"
     assert main(["package", str(bundles[0]), "-o", str(out)]) == 2
 

@@ -20,7 +20,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: chat test test-full test-everything bench-check lint check check-gpu docs page wheel lock bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
-	$(BIN)/mlcpipe chat $(ARGS)
+	@$(BIN)/mlcpipe chat $(ARGS); code=$$?; printf '%s\n' '' 'Next, in this folder:' '    . $(BIN)/activate' \
+	  '    mlcpipe chat hf://Qwen/Qwen3-0.6B    # a model of the hub; a folder or a GGUF file works too' \
+	  '    mlcpipe serve                        # a page and the APIs at http://127.0.0.1:8000/' >&2; exit $$code
 
 # Tiers: tests/tiers.py. Worksteal: a worker that is done takes half of what another has left.
 PYTEST := $(BIN)/python -m pytest

@@ -67,12 +67,14 @@ def _meaning(param: Any) -> str:
 def _table(title: str, rows: list[tuple[str, Any]], types: Mapping[str, str], shared: Mapping[str, str] = {}) -> str:
     if not rows:
         return ""
-    lines = [f"| {title} | type | default | meaning |", "|---|---|---|---|"]
+    lines = [f"| {title} | meaning |", "|---|---|"]
     for names, param in rows:
         value = getattr(param.default, "value", param.default)  # of an enum's member
-        default = "required" if param.required else "" if value in (None, False, "", ()) else f"`{value}`"
-        meaning = "[see below](#options-of-several-verbs)" if _meaning(param) in shared else _meaning(param)
-        lines.append(f"| {names} | {types.get(param.name, '')} | {default} | {meaning} |")
+        value = max(param.opts, key=len) if value is True else value
+        kind = f" {types[param.name]}" if types.get(param.name) else ""
+        default = "Required. " if param.required else "" if value in (None, False, "", ()) else f"Default `{value}`. "
+        meaning = "[See below](#options-of-several-verbs)." if _meaning(param) in shared else _meaning(param)
+        lines.append(f"| {names}{kind} | {default}{meaning} |")
     return "\n".join(lines)
 
 

@@ -163,8 +163,8 @@ def _lines(targets: Mapping[str, Finding]) -> Iterator[Finding]:
         else:
             yield replace(finding, name=f"target {name}")
     for same in lacking.values():
-        why = "; ".join(dict.fromkeys(finding.value for finding in same))
-        yield Finding("targets", "missing", f"{', '.join(finding.name for finding in same)}: {why}", same[0].advice)
+        names, why = ", ".join(finding.name for finding in same), {finding.value for finding in same}
+        yield Finding("targets", "missing", f"{names}: {why.pop()}" if len(why) == 1 else names, same[0].advice)
 
 
 def _verdict(cpu: Finding, gpus: Mapping[str, Sequence[Finding]], targets: Mapping[str, Finding]) -> str:

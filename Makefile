@@ -20,7 +20,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: chat test test-full test-everything bench-check lint check check-gpu docs page wheel lock bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
-	$(BIN)/mlcpipe chat $(ARGS)
+	@$(BIN)/mlcpipe chat $(ARGS); code=$$?; printf '%s\n' '' 'Next, in this folder:' '    . $(BIN)/activate' \
+	  '    mlcpipe chat hf://Qwen/Qwen3-0.6B    # a model of the hub; a folder or a GGUF file works too' \
+	  '    mlcpipe serve                        # a page and the APIs at http://127.0.0.1:8000/' >&2; exit $$code
 
 # Tiers: tests/tiers.py. Worksteal: a worker that is done takes half of what another has left.
 PYTEST := $(BIN)/python -m pytest
@@ -51,8 +53,10 @@ check-gpu: $(VENV)/installed-gpu  ## check and measure every GPU of this machine
 docs: $(VENV)/installed-docs  ## build the documentation into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
-page:  ## build the chat page (needs Node 20.19 or later); a wheel made afterwards has it in it
+PAGE := mlcpipe/server/page_files
+page:  ## build the chat page (needs Node 20.19 or later), and what `mlcpipe serve` sends of it; a wheel made afterwards has both
 	cd apps/chat-web && npm ci --no-audit --no-fund && npm run build
+	rm -rf $(PAGE) && cp -R apps/chat-web/dist $(PAGE) && rm $(PAGE)/sw.js $(PAGE)/assets/worker-*
 
 wheel: page $(VENV)/installed-dev  ## the release, in dist/ (LOCKED=1)
 	$(PIP) wheel --no-deps --no-build-isolation -w dist .
@@ -86,9 +90,10 @@ $(VENV)/locked: $(LOCK)
 	touch $@
 
 $(VENV)/installed: $(FIRST)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) ".$(LINKER)"
-	touch $@
+	@echo "installing into $(VENV): 540 MB$(if $(LINKER), and 410 MB for a linker), a minute or more"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) ".$(LINKER)"
+	@touch $@
 
 $(VENV)/installed-dev: $(FIRST)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

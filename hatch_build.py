@@ -1,4 +1,4 @@
-"""Adds to packages the commit that they are built from, the chat page if `make page` has built it, and an SBOM."""
+"""Adds to packages the commit that they are built from, all of the chat page if `make page` built it, and an SBOM."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 _DEMO = "apps/demo_model/checkpoint/model.safetensors"
 _LICENSE = "Apache-2.0"
+_IN_WORKER = ("@mlc-ai/web-llm", "loglevel")  # the part of the page that git does not have
 _OF_DEVELOPERS = ("dev", "docs")  # extras that no code of the wheel asks for
 
 
@@ -63,7 +64,7 @@ def sbom(
     parts = [
         *(_requirement(text, "optional") for text in optional),
         *(_requirement(text, "required") for text in required),
-        *(_npm(root) if with_page else ()),
+        *_npm(root, () if with_page else _IN_WORKER),
         _demo_model(root, version),
     ]
     components = {part["bom-ref"]: part for part in parts}
@@ -98,12 +99,14 @@ def _requirement(text: str, scope: str) -> dict[str, Any]:
     return {**part, "scope": scope, "properties": [{"name": "mlcpipe:requirement", "value": text}]}
 
 
-def _npm(root: Path) -> Iterator[dict[str, Any]]:
-    """The packages in the chat page: those of the lock file that are not only for building and types."""
+def _npm(root: Path, absent: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The packages in the chat page but the absent: those of the lock file that are not only for building and types."""
     lock = json.loads((root / "apps" / "chat-web" / "package-lock.json").read_text(encoding="utf-8"))
     for place, facts in lock["packages"].items():
         if place and not facts.get("dev") and not facts.get("optional"):
             name, version = place.rpartition("node_modules/")[2], facts["version"]
+            if name in absent:
+                continue
             digits = base64.b64decode(facts["integrity"].removeprefix("sha512-")).hex()
             purl = f"pkg:npm/{quote(name)}@{version}"
             yield _component("library", purl, name, version, facts["license"], ("SHA-512", digits))

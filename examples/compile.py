@@ -4,6 +4,8 @@ import sys
 
 import mlcpipe
 
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
 try:
     bundle = mlcpipe.compile(
         sys.argv[1],  # a folder or hf://org/name

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from mlcpipe.cli.bench.command import bench_command
 from mlcpipe.cli.chat.command import chat_command
@@ -30,7 +31,24 @@ from mlcpipe.cli.tune.command import tune_command
 from mlcpipe.errors import CheckpointWarning, ForeignBundleWarning, MlcpipeError, UsageError, no_memory
 from mlcpipe.support.env import env, name_a_home
 
-app = typer.Typer(
+
+class _Command(TyperCommand):
+    """A verb whose help names no type for flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _App(typer.Typer):
+    def command(self, *names: Any, **options: Any) -> Any:
+        return super().command(*names, **{"cls": _Command, **options})
+
+
+app = _App(
     name="mlcpipe",
     help="Compile a language model for one device, and run it there.\n\n"
     "`mlcpipe chat` talks to the small model that comes along, `mlcpipe chat hf://org/name` to another.",

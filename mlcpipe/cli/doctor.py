@@ -6,15 +6,16 @@ import contextlib
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.cli.terminal import cell, new_table, print_json, stderr_console, stdout_console
+from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
 from mlcpipe.compiler.link import linker_finding
-from mlcpipe.errors import MlcpipeError
+from mlcpipe.errors import CompileError, MlcpipeError
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.host.cpu import core_counts
 from mlcpipe.host.finding import Finding, byte_size
@@ -23,6 +24,9 @@ from mlcpipe.host.versions import package_version, system_name
 from mlcpipe.support.defaults import DEFAULT_TARGET
 from mlcpipe.support.env import env
 from mlcpipe.version import PINNED, __version__
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
@@ -33,9 +37,9 @@ def doctor_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this computer: packages, linker, targets, memory, GPUs. What is missing comes with a command to get it.
+    """Check this computer: packages, targets, memory, GPUs. What is missing comes with a command to get it.
 
-    The exit code is 0 if models can be compiled for the CPU and run, else 1.
+    The first line is the verdict. The exit code is 0 if models can be compiled for the CPU and run, else 1.
 
     Examples:
 
@@ -44,19 +48,24 @@ def doctor_command(
     `mlcpipe doctor --bandwidth --json`
     """
     findings = [*_packages()]
-    works = all(finding.state == "ok" for finding in findings)
+    broken = next((finding for finding in findings if finding.state != "ok"), None)
     findings += _machine(bandwidth)
-    if works:
-        tools = _tools()
-        findings += dict.fromkeys(finding for found in tools.values() for finding in found)
-        findings += [*_devices(), *_targets(tools)]
+    if broken is None:
+        from mlcpipe.devices import gpu_kinds
+
+        devices, (tools, targets) = _devices(), _targets()
+        cpu = targets[DEFAULT_TARGET]
+        findings += [tools, *chain.from_iterable(devices.values()), *_lines(targets)]
+        verdict = _verdict(cpu, {name: devices[name] for name in gpu_kinds()}, targets)
     else:
-        findings += [linker_finding(), Finding("targets", "missing", "TVM does not work (see above)")]
-    usable = any(f.name == f"target {DEFAULT_TARGET}" and f.state == "ok" for f in findings)
+        cpu = broken
+        findings.append(linker_finding())
+        verdict = _verdict(cpu, {}, {})
+    usable = cpu.state == "ok"
     if as_json:
-        print_json({"cpu_usable": usable, "findings": [asdict(finding) for finding in findings]})
+        print_json({"verdict": verdict, "cpu_usable": usable, "findings": [asdict(finding) for finding in findings]})
     else:
-        _show(findings)
+        _show(verdict, findings)
     if not usable:
         raise typer.Exit(1)
 
@@ -101,45 +110,80 @@ def _machine(bandwidth: bool) -> Iterator[Finding]:
     yield Finding("cache", "note", f"{folder}, {byte_size(_tree_bytes(folder))}" if folder else "none: no home folder")
 
 
-def _tools() -> dict[str, list[Finding]]:
-    """The tools of each backend."""
-    from mlcpipe.compiler.backends import backend, backends
-
-    return {name: list(backend(name).tools()) for name in backends()}
-
-
-def _devices() -> Iterator[Finding]:
+def _devices() -> dict[str, list[Finding]]:
     """The devices of each kind, or one line with the reason for having none."""
     from mlcpipe import devices
 
+    found: dict[str, list[Finding]] = {}
     with stderr_console().status("looking for devices"):
         for name in devices.kinds():
             try:
-                yield from devices.kind(name).findings()
+                found[name] = [*devices.kind(name).findings()]
             except MlcpipeError as error:
-                yield Finding(name, "missing", error.what, error.next_step or "")
+                found[name] = [_lack(name, error)]
             except OSError as error:  # of folders that this user may not read
-                yield Finding(name, "broken", str(error))
+                found[name] = [Finding(name, "broken", str(error))]
+    return found
 
 
-def _targets(tools: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
-    """Each target that can be compiled for here; for the others one line per missing tool."""
+def _lack(name: str, error: MlcpipeError) -> Finding:
+    lacks = f"; it takes {error.expected}" if error.expected else ""
+    return Finding(name, "missing", f"{error.what}{lacks}", error.next_step or "")
+
+
+def _targets() -> tuple[Finding, dict[str, Finding]]:
+    """The tools that write libraries, and whether each target can be compiled for here."""
+    from mlcpipe.compiler.backends import find_writer
     from mlcpipe.targets import compiled_variants, load_target, target_names, tvm_target
 
-    lacking: dict[str, list[str]] = {}
+    tools: dict[str, None] = {}
+    found: dict[str, Finding] = {}
     for name in target_names():
         try:
             target = load_target(name)
             tvm_target(target, compiled_variants(target)[0])
+            writer = find_writer(target)
+        except CompileError as error:
+            found[name] = _lack(name, error)
         except MlcpipeError as error:
-            yield Finding(f"target {name}", "broken", str(error))
-            continue
-        if missing := " and ".join(tool.name for tool in tools[target.backend] if tool.state != "ok"):
-            lacking.setdefault(missing, []).append(name)
+            found[name] = Finding(name, "broken", str(error))
         else:
-            yield Finding(f"target {name}", "ok", target.description)
-    for missing, names in lacking.items():
-        yield Finding("targets", "missing", f"{', '.join(names)}: install {missing} (see above)")
+            version = writer.version
+            tools[version if version.startswith(writer.name) else f"{writer.name} {version}"] = None
+            found[name] = Finding(name, "ok", target.description)
+    return Finding("tools", "ok" if tools else "missing", "; ".join(tools) or "none"), found
+
+
+def _lines(targets: Mapping[str, Finding]) -> Iterator[Finding]:
+    """A line for each target that can be compiled for, and for the others one for each command to type."""
+    lacking: dict[str, list[Finding]] = {}
+    for name, finding in targets.items():
+        if finding.state == "missing":
+            lacking.setdefault(finding.advice, []).append(finding)
+        else:
+            yield replace(finding, name=f"target {name}")
+    for same in lacking.values():
+        names, why = ", ".join(finding.name for finding in same), {finding.value for finding in same}
+        yield Finding("targets", "missing", f"{names}: {why.pop()}" if len(why) == 1 else names, same[0].advice)
+
+
+def _verdict(cpu: Finding, gpus: Mapping[str, Sequence[Finding]], targets: Mapping[str, Finding]) -> str:
+    """What can compile and run models here, and the commands that add a GPU.
+
+    `cpu`: the target, or a broken part; `gpus`: what each kind of GPU that this system may have was found to be.
+    """
+    if cpu.state != "ok":
+        return f"Not ready: {cpu.value}. {f'Try: {cpu.advice}' if cpu.advice else ''}".rstrip()
+    ready, advice = ["the CPU"], []
+    for kind, findings in gpus.items():
+        found = [one for one in findings if one.state == "ok" and one.name.startswith(f"{kind}:")]
+        if found and targets[kind].state == "ok":
+            ready += [f"{one.name} ({one.value.partition(';')[0]})" for one in found]
+        else:
+            steps = [one.advice for one in ([targets[kind]] if found else findings) if one.advice]
+            advice += [f"{step} ({kind})" for step in steps[:1]]
+    text = f"Ready: {' and '.join(ready)}."
+    return f"{text} For a GPU: {'; or '.join(advice)}." if advice and len(ready) == 1 else text
 
 
 def _tree_bytes(folder: Path) -> int:
@@ -151,7 +195,17 @@ def _tree_bytes(folder: Path) -> int:
     return total
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(verdict: str, findings: list[Finding]) -> None:
+    console = stdout_console()
+    say(console, verdict, style="bold")
+    say(console, "")
+    console.print(_table([one for one in findings if one.state != "missing"]))
+    if missing := [one for one in findings if one.state == "missing"]:
+        say(console, "\nMissing, and needed only for what the line names:")
+        console.print(_table(missing))
+
+
+def _table(findings: list[Finding]) -> Table:
     table = new_table()
     table.show_header = False
     table.add_column(style="dim", no_wrap=True)
@@ -161,4 +215,4 @@ def _show(findings: list[Finding]) -> None:
         table.add_row(cell(finding.name), _MARKS[finding.state], cell(finding.value))
         if finding.advice:
             table.add_row("", "", cell(f"try: {finding.advice}"))
-    stdout_console().print(table)
+    return table

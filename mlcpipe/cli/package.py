@@ -39,7 +39,9 @@ def package_command(
     app: Annotated[
         App,
         typer.Option(
-            help="What to make: a static web site, a program for a board, data, or a folder for CMake, Xcode or Gradle."
+            metavar="<form>",
+            help="What to make: web, a static web site; cli, a program for a board; weights, data; native, ios or "
+            "android, a folder for CMake, Xcode or Gradle.",
         ),
     ] = App.web,
     title: Annotated[
@@ -50,9 +52,10 @@ def package_command(
     ] = True,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Make a static web site: a chat page with the model, which runs in the visitor's browser.
+    """Make a web site, a program for a board, an app for phones or a library of a bundle.
 
-    Any host of static files will do, over https. To try the page on this computer: `mlcpipe chat --web`.
+    With `--app web` make a static web site: a chat page with the model, which runs in the visitor's browser. Any host
+    of static files will do, over https.
 
     With `--app cli` make a program of one file that chats on a Linux machine without Python. The bundle is one for
     arm64-linux, riscv64-linux or x86_64-linux. With `--app weights` make one file of weights, tokenizer and template,
@@ -95,6 +98,7 @@ def package_command(
     write_site(site, output, overwrite=overwrite)
     size = byte_size(site.bytes)
     say(stdout_console(), f"{output}: {len(site.files)} files, {size}\nPut the folder on any static host with https.")
+    say(stdout_console(), f"To try it on this computer: mlcpipe chat --web {bundles[0]}")
 
 
 def _write_project(app: App, bundles: list[Path], output: Path, *, overwrite: bool, title: str | None) -> None:

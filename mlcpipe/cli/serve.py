@@ -53,14 +53,10 @@ def serve_command(options: ServeOptions) -> None:
     `mlcpipe serve ./my-bundle --host 0.0.0.0 --api-key SECRET`
     """
     options.check()
-    try:
-        from mlcpipe.server.app import create_app
-        from mlcpipe.server.guard import Rules, is_loopback, namespace_of
-        from mlcpipe.server.run import bound_socket, serve
-    except ImportError as error:
-        raise UsageError(
-            "a server needs more packages", found=f"no {error.name}", next_step="pip install 'mlcpipe[server]'"
-        ) from None
+    from mlcpipe.server.app import create_app
+    from mlcpipe.server.guard import Rules, is_loopback, namespace_of
+    from mlcpipe.server.run import bound_socket, serve
+
     texts = [_system_message(path) for path in options.warm or ()]
     if options.ray is not None:
         check_ray(**{"prefixes": options.prefixes, "adapter-folder": options.adapter_folder})

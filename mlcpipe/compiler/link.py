@@ -140,16 +140,10 @@ def find_linux_linker(arch: str) -> Linker | None:
 
 def linker_finding() -> Finding:
     """The linker, for `mlcpipe doctor`."""
-    return tool_finding("linker", lambda: f"{(linker := find_linker()).name}: {linker.version}")
-
-
-def tool_finding(name: str, version: Callable[[], str], purpose: str = "") -> Finding:
-    """A tool, for `mlcpipe doctor`: `version` finds it, or raises CompileError that names the command to install it."""
     try:
-        return Finding(name, "ok", version())
+        return Finding("linker", "ok", f"{(linker := find_linker()).name}: {linker.version}")
     except CompileError as error:
-        what = f"{error.what}: {purpose}" if purpose else error.what
-        return Finding(name, "missing", what, error.next_step or "")
+        return Finding("linker", "missing", error.what, error.next_step or "")
 
 
 def find_zig() -> Linker | None:

@@ -12,6 +12,7 @@ from mlcpipe.bundle.manifest import FORMAT_VERSION, abi_hash
 from mlcpipe.compiler.link import POOL, Linker
 from mlcpipe.compiler.tvm_sources import INCLUDES, SourceTree, built_once, source_tree
 from mlcpipe.support.generated import filled
+from mlcpipe.support.progress import Progress, SilentProgress
 from mlcpipe.support.resources import native_path
 
 LIBRARY = "libmlcpipe.so"
@@ -110,13 +111,14 @@ def write_program(
     output: Path,
     licenses: Path | None = None,
     plugin: DevicePlugin | None = None,
+    progress: Progress = SilentProgress(),
 ) -> None:
     """Write the runtime's command line as a program, with the static library `code` of a bundle or to load bundles.
 
     With code it is static and needs only the system's kernel, so it loads no plugin. `licenses` is the text of
     --licenses. Raises CompileError.
     """
-    tvm, own = _objects(compiler, cache, plugin)
+    tvm, own = _objects(compiler, cache, plugin, progress)
     words = ["-rdynamic", "-ldl"] if code is None else ["-static", "-Wl,-u,mlcpipe_library_symbols", str(code), "-lm"]
     if licenses is not None:
         source = licenses.with_suffix(".S")
@@ -125,13 +127,17 @@ def write_program(
     compiler.run([*_STRIPPED, str(tvm), *map(str, own), *words, "-o", str(output)])
 
 
-def _objects(compiler: Linker, cache: Path, plugin: DevicePlugin | None) -> tuple[Path, list[Path]]:
+def _objects(
+    compiler: Linker, cache: Path, plugin: DevicePlugin | None, progress: Progress = SilentProgress()
+) -> tuple[Path, list[Path]]:
     """TVM's runtime, which rarely changes and takes most of the time, and our objects."""
     tree, command = source_tree(), (*compiler.command, compiler.version)
     source = (RUNTIME_SOURCES / "tvm.cc").read_text(encoding="utf-8")
     key = tree.key((*command, *_CXX, *INCLUDES, source))
 
     def build(made: Path) -> None:
+        progress.note("the runtime is compiled once for an architecture: that takes two minutes or more")
+        progress.stage("compile TVM's part of the runtime")
         with tree.copied() as copy:
             compiler.run([*_CXX, "-w", *_includes(copy), str(RUNTIME_SOURCES / "tvm.cc"), "-o", str(made / "tvm.o")])
 
@@ -140,13 +146,16 @@ def _objects(compiler: Linker, cache: Path, plugin: DevicePlugin | None) -> tupl
     parts = cache / "native" / f"parts-{_key((*command, key), None)}"
     names = (_CORE, _PLUGIN) if plugin else (_CORE,)
     return tvm, [
-        *built_once(parts, _PARTS, cache, partial(_compile_parts, compiler)),
-        *built_once(core, names, cache, partial(_compile_core, compiler, tree, plugin)),
+        *built_once(parts, _PARTS, cache, partial(_compile_parts, compiler, progress)),
+        *built_once(core, names, cache, partial(_compile_core, compiler, tree, plugin, progress)),
     ]
 
 
-def _compile_core(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, made: Path) -> None:
+def _compile_core(
+    compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, progress: Progress, made: Path
+) -> None:
     """Compile the model-running sources, and the plugin, in a copy of TVM's tree."""
+    progress.stage("compile the engine")
     device = [f"-D{plugin.definition}"] if plugin else []
     with tree.copied() as copy:
         compile_core(compiler, copy, RUNTIME_SOURCES / "runtime.cc", str(made / _CORE), *device)
@@ -162,12 +171,16 @@ def _compile_core(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | Non
             compiler.run([*_CXX, *_WARNINGS, *words, str(plugin.unit), "-o", str(made / _PLUGIN)])
 
 
-def _compile_parts(compiler: Linker, made: Path) -> None:
+def _compile_parts(compiler: Linker, progress: Progress, made: Path) -> None:
     """Compile the sources without TVM."""
+    progress.stage("compile tokenizer, templates and command line")
+    progress.steps_total(len(_PARTS))
     pool, *others = (str(made / name) for name in _PARTS)
     for source, made_object in zip([*_TEXT, *_CLI], others):
         compiler.run([*_CXX, *_WARNINGS, f"-I{RUNTIME_SOURCES}", str(source), "-o", made_object])
+        progress.advance(1)
     compiler.run(["-x", "c", "-std=gnu11", *_C, *_WARNINGS, str(POOL), "-o", pool])
+    progress.advance(1)
 
 
 def _includes(tree: Path) -> list[str]:

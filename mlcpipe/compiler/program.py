@@ -33,11 +33,10 @@ def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weight
     """
     manifest = checked_manifest(bundle)
     arch, code = architecture_of(manifest.target.triple), static_library(bundle, manifest)
-    progress.stage("compile the runtime (two minutes for the first program of an architecture)")
     with tempfile.TemporaryDirectory() as folder:
         program, licenses = Path(folder, "program"), Path(folder, "licenses.txt")
         licenses.write_text(third_party_licenses(), encoding="utf-8")
-        write_program(find_cxx(f"{arch}-linux-musl"), env().cache_dir, code, program, licenses)
+        write_program(find_cxx(f"{arch}-linux-musl"), env().cache_dir, code, program, licenses, progress=progress)
         if weights:
             return [write_container(bundle, output, progress, program=program)]
         content = program.read_bytes()

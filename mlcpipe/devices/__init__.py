@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import sys
 from typing import TYPE_CHECKING, cast
 
 from mlcpipe.errors import TargetError, UsageError
@@ -39,6 +40,11 @@ def browser_target() -> str:
     """The target for browsers."""
     targets = (getattr(kind(name), "BROWSER_TARGET", "") for name in kinds())
     return next(str(target) for target in targets if target)
+
+
+def gpu_kinds() -> tuple[str, ...]:
+    """The kinds of GPU that this system may have."""
+    return tuple(name for name in kinds() if sys.platform in getattr(kind(name), "GPUS_OF", ()))
 
 
 def choose(spec: str) -> Device:

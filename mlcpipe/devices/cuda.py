@@ -24,6 +24,7 @@ from mlcpipe.support.env import env
 from mlcpipe.targets import load_targets
 
 TVM_KIND, TITLE = "cuda", "a CUDA device"
+GPUS_OF = ("linux", "win32")  # values of sys.platform
 _MAX_DEVICES = 64
 # TVM's runtime is linked with CUDA 13's, which NVIDIA's Python package puts into nvidia/cu13; the driver has libcuda.
 _CUDART = {

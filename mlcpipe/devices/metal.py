@@ -28,6 +28,7 @@ from mlcpipe.host.memory import FreeMemory, free_memory
 from mlcpipe.targets import target_names
 
 TVM_KIND, TITLE = "metal", "a Mac's GPU"
+GPUS_OF = ("darwin",)  # values of sys.platform
 _MAX_DEVICES = 32  # of TVM's runtime
 STAGED_BYTES = 16 << 20
 # TVM's message when Metal gives no buffer.

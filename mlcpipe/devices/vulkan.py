@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mlcpipe.devices import base
@@ -18,6 +18,7 @@ from mlcpipe.host.memory import FreeMemory, free_memory
 from mlcpipe.targets import Target, load_targets
 
 TVM_KIND, TITLE = "vulkan", "a Vulkan device"
+GPUS_OF = ("linux",)  # values of sys.platform
 # Features that make models faster or smaller -> their use.
 _FEATURES = {
     "shaderFloat16": "float16",
@@ -109,7 +110,7 @@ class Device(base.Device):
     def finding(self) -> Finding:
         if self.problem:
             return Finding("vulkan device", "broken", f"{self.title}: {self.problem}", "update its driver")
-        return super().finding()
+        return replace(super().finding(), state="note") if self.kind == "software" else super().finding()
 
     def facts(self) -> tuple[str, ...]:
         limits, matrices = self.limits, self.matrix_target()

@@ -24,7 +24,7 @@ from mlcpipe.server import (
 )
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
-from mlcpipe.server.page import page_router
+from mlcpipe.server.page import PAGE, page_router
 from mlcpipe.server.service import Service
 from mlcpipe.version import __version__
 
@@ -32,8 +32,8 @@ APIS = (chat, completions, responses, messages, models, tokenize, prefixes, adap
 EMBEDDING_APIS = (embeddings, models, health)
 
 
-def create_app(rules: Rules = Rules(), page: Path | None = None, *, embeds: bool = False) -> tuple[FastAPI, Guard]:
-    """The application, and the guard around it, which the server runs; `page` is the folder of the built page.
+def create_app(rules: Rules = Rules(), page: Path = PAGE, *, embeds: bool = False) -> tuple[FastAPI, Guard]:
+    """The application, and the guard around it, which the server runs; `page` is the folder of the chat page.
     A model that `embeds` texts has other paths, and no page.
 
     `app.state.service` is None until the model is loaded; until then requests get 503.

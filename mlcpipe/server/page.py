@@ -1,16 +1,18 @@
-"""The page at `/`: the chat page of `apps/chat-web`, talking to this server; plain figures if it is not built."""
+"""The page at `/`: the chat page of `apps/chat-web`, talking to this server.
+
+`page_files` has what `make page` builds but the worker, which is 6 MB of WebLLM and runs no model of a server, and the
+service worker: 290 KB. A test compares it with the sources.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
-from mlcpipe.support.resources import chat_page_path
-
+PAGE = Path(__file__).with_name("page_files")
 _TYPES = {  # the system's table differs
     ".css": "text/css",
     ".html": "text/html",
@@ -28,24 +30,16 @@ _HEADERS = {
 }
 # The built page has its own policy; these parts need a header.
 _POLICY = "frame-ancestors 'none'"
-_INLINE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 
-def built_page() -> Path | None:
-    """The folder of the built page, None if it is not built."""
-    folder = chat_page_path()
-    built = folder / "dist" if (folder / "package.json").is_file() else folder
-    return built if (built / "index.html").is_file() else None
-
-
-def page_router(folder: Path | None) -> APIRouter:
-    """A route for `/` and one for each file of the built page; without its service worker, it needs the network."""
+def page_router(folder: Path) -> APIRouter:
+    """A route for `/` and one for each file of the page."""
     router = APIRouter()
-    for path in sorted(folder.rglob("*.*")) if folder is not None else ():
-        name = path.relative_to(folder or "").as_posix()
-        if path.suffix in _TYPES and name not in ("sw.js", "index.html"):
+    for path in sorted(folder.rglob("*.*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix in _TYPES and name != "index.html":
             router.add_api_route(f"/{name}", _sender(path, keep=name.startswith("assets/")), include_in_schema=False)
-    router.add_api_route("/", _plain if folder is None else _index(folder / "index.html"), include_in_schema=False)
+    router.add_api_route("/", _index(folder / "index.html"), include_in_schema=False)
     return router
 
 
@@ -67,8 +61,3 @@ def _index(path: Path) -> Callable[[], Response]:
         return HTMLResponse(text, headers={**_HEADERS, "content-security-policy": _POLICY, "cache-control": "no-cache"})
 
     return send
-
-
-def _plain() -> HTMLResponse:
-    text = resources.files("mlcpipe.server").joinpath("page.html").read_text(encoding="utf-8")
-    return HTMLResponse(text, headers={**_HEADERS, "content-security-policy": f"{_INLINE}; {_POLICY}"})

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +37,7 @@ from mlcpipe.server.health import LOADING
 from mlcpipe.server.json_values import MAX_VALUES, check_values
 from mlcpipe.server.metrics import CONTENT_TYPE, merged
 from mlcpipe.server.off_loop import OffLoop
-from mlcpipe.server.page import built_page, page_router
+from mlcpipe.server.page import PAGE, page_router
 from mlcpipe.server.sse import DONE, SLOW_READER_S, event
 
 _log = logging.getLogger("mlcpipe.server")
@@ -98,7 +97,7 @@ class Replica:
     """A process with the model: a server's application without the guard, which is in front of all replicas."""
 
     async def __init__(self, load: Callable[[], Any], embeds: bool) -> None:  # type: ignore[misc]  # Ray awaits it
-        app, _ = create_app(page=built_page(), embeds=embeds)
+        app, _ = create_app(embeds=embeds)
         loaded = await asyncio.get_running_loop().run_in_executor(None, load)
         self._service = app.state.service = loaded.service()
         self._app = app
@@ -300,9 +299,9 @@ class Front:
             await replicas.forward(Asked(kept, body, prompt or path), receive, send)
 
 
-def create_front(rules: Rules, page: Path | None) -> tuple[Front, Guard]:
-    """The application in front of replicas, and the guard around it; `page` is the folder of the built page."""
-    front, router = Front(), page_router(page)
+def create_front(rules: Rules) -> tuple[Front, Guard]:
+    """The application in front of replicas, and the guard around it."""
+    front, router = Front(), page_router(PAGE)
     open_paths = {*OPEN_PATHS, *(route.path for route in router.routes)}  # type: ignore[attr-defined]
     return front, Guard(front, rules, lambda error: None, open_paths)
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import uvicorn
@@ -24,7 +23,6 @@ from mlcpipe.server.app import create_app
 from mlcpipe.server.connections import ACCEPTED_AT_ONCE, Connection, most_connections
 from mlcpipe.server.embedding_service import EmbeddingEngine, EmbeddingService
 from mlcpipe.server.guard import Guard, Rules
-from mlcpipe.server.page import built_page
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.service import Facts, Service
 
@@ -98,14 +96,14 @@ def serve(
     rules: Rules,
     ready: Callable[[AnyLoaded], None],
     drain_s: float,
-    create: Callable[[Rules, Path | None], tuple[Any, Guard]] = create_app,
+    create: Callable[[Rules], tuple[Any, Guard]] = create_app,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then let requests finish for `drain_s` seconds.
 
     `load` runs in a thread while the server reports that it loads; then `ready` is called. Raises what they raise.
     `create` makes the application, whose `state.service` will be the loaded service, and the guard around it.
     """
-    app, guard = create(rules, built_page())
+    app, guard = create(rules)
     config = uvicorn.Config(
         guard,
         http=partial(Connection, most=most_connections(), refused=guard.refused),  # type: ignore[arg-type]

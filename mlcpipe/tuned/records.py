@@ -1,13 +1,11 @@
 """Tuning records: knobs measured to be faster for a kernel on a device. Validated data, never code.
 
-`tir_schedules/tuned/<target>.json` ships with mlcpipe. A user's records take precedence and go to the cache folder, or
-to the source tree if mlcpipe runs from a writable one.
+`tir_schedules/tuned/<target>.json` ships with mlcpipe. A user's records take precedence and go to the cache folder.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -141,14 +139,7 @@ def files_of(target: Target, cache: Path | None) -> Sequence[Path]:
     """A target's record files, highest precedence last; new records go to the last."""
     name = f"{target.tuned}.json"
     shipped = tuned_path() / name
-    return (shipped,) if cache is None or in_source_tree() else (shipped, cache / "tuned" / name)
-
-
-def in_source_tree() -> bool:
-    """Whether mlcpipe runs from a source tree with a writable records folder."""
-    root = tuned_path().parents[1]
-    folder = tuned_path() if tuned_path().is_dir() else root / "tir_schedules"
-    return (root / "pyproject.toml").is_file() and os.access(folder, os.W_OK)
+    return (shipped,) if cache is None else (shipped, cache / "tuned" / name)
 
 
 def tuned_for(target: Target, device: str, cache: Path | None) -> Tuned:

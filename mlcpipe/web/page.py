@@ -1,7 +1,7 @@
 """Finds the built page in the package, or builds it from the sources in a checkout.
 
-Only building the page needs Node. The page is 6 MB, most of it WebLLM, so it is not in git. A wheel contains it
-(run `make page` before building the wheel), so users of a release need no Node.
+Only building the page needs Node. The page is 6 MB, most of it WebLLM, so it is not in git; the 290 KB that
+`mlcpipe serve` sends are. A wheel contains it (`make wheel`), so users of a release need no Node.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def page_folder(note: Callable[[str], None] = lambda line: None) -> Path:
             "the chat page is not part of this installation",
             where=folder,
             expected="a release wheel, or a checkout",
-            next_step="install mlcpipe from a wheel made after `make page`",
+            next_step="install a release, or run mlcpipe from its repository, after `make page`",
         )
     digest = _digest(folder)
     stamp = folder / _STAMP

@@ -37,6 +37,11 @@ def test_stream(bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "[0 of " in shown and shown.count("prompt tokens were in the KV cache]") == 2
 
 
+def test_compile_without_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"compile\.py CHECKPOINT OUTPUT"):
+        run("compile", [], monkeypatch, capsys)
+
+
 @pytest.mark.full
 def test_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     shown = run("compile", [demo_model_path(), tmp_path / "bundle"], monkeypatch, capsys)

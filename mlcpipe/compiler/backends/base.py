@@ -22,7 +22,6 @@ from mlcpipe.compiler.link import ANDROID, Linker, export_device_library, librar
 from mlcpipe.compiler.static_library import write_static_device_library
 from mlcpipe.devices.base import Device
 from mlcpipe.errors import CompileError, last_line
-from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import KernelModule, Lowering
 from mlcpipe.support.progress import Progress
@@ -70,9 +69,6 @@ class Backend(Protocol):
 
     def find(self, target: Target, **options: bool) -> LibraryWriter:
         """The tools that write a target's library. Raises CompileError that names a missing one."""
-
-    def tools(self) -> Iterator[Finding]:
-        """The tools that `find` needs, one finding of `mlcpipe doctor` each."""
 
     def source(self, scheduled: Lowering) -> str:
         """Human-readable code of a scheduled module."""

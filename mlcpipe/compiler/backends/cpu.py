@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,11 @@ from mlcpipe.compiler.link import (
     find_archiver,
     find_linker,
     library_name,
-    linker_finding,
     object_format,
 )
 from mlcpipe.compiler.static_library import write_static_library
 from mlcpipe.devices.support.threads import physical_cores, use_threads
 from mlcpipe.errors import CompileError, last_line
-from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import KernelModule, Lowering
 from mlcpipe.support.progress import Progress
@@ -75,11 +73,6 @@ class CpuLibrary:
 def find(target: Target) -> CpuLibrary:
     """Find the linker for the target's machine. Raises CompileError if there is none."""
     return CpuLibrary(find_linker(triple(target)), find_archiver() if target.archive else None)
-
-
-def tools() -> Iterator[Finding]:
-    """The linker."""
-    yield linker_finding()
 
 
 def source(scheduled: Lowering) -> str:

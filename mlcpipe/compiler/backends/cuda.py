@@ -10,9 +10,8 @@ from mlcpipe.compiler.backends.base import DeviceLibrary, DeviceRunner, Runner, 
 from mlcpipe.compiler.backends.nvrtc import codegen
 from mlcpipe.compiler.backends.nvrtc.nvrtc import find_nvrtc
 from mlcpipe.compiler.build import build_for_device
-from mlcpipe.compiler.link import find_linker, linker_finding, tool_finding
+from mlcpipe.compiler.link import find_linker
 from mlcpipe.devices import cuda
-from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.targets import Target, Variant
@@ -37,12 +36,6 @@ def find(target: Target) -> DeviceLibrary:
         kernel_phase=pipeline.SOURCES,
         build=f"{nvrtc.build}, {codegen.has_runtime()}",
     )
-
-
-def tools() -> Iterator[Finding]:
-    """The linker and NVRTC."""
-    yield linker_finding()
-    yield tool_finding("nvrtc", lambda: f"NVRTC {find_nvrtc().version}", "it builds kernels for CUDA")
 
 
 def source(scheduled: Lowering) -> str:

@@ -14,9 +14,8 @@ import tvm_ffi
 from mlcpipe.compiler import driver_check
 from mlcpipe.compiler.backends.base import DeviceLibrary, Runner, global_functions
 from mlcpipe.compiler.build import build_for_device
-from mlcpipe.compiler.link import Linker, find_archiver, find_linker, find_zig, tool_finding
+from mlcpipe.compiler.link import Linker, find_archiver, find_linker, find_zig
 from mlcpipe.errors import CompileError
-from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.support.resources import native_path
@@ -81,11 +80,6 @@ def find(target: Target) -> DeviceLibrary:
 def _generator(scheduled: Lowering) -> Iterator[Sequence[Any]]:
     with global_functions(_callbacks()):
         yield driver_check.modules(scheduled, float16=True, kernel_phase=pipeline.SOURCES)
-
-
-def tools() -> Iterator[Finding]:
-    """A linker for Apple's systems."""
-    yield tool_finding("linker for macOS", lambda: find_apple_linker().version, "it links libraries for Metal")
 
 
 def source(scheduled: Lowering) -> str:

@@ -10,11 +10,10 @@ from mlcpipe.compiler import driver_check
 from mlcpipe.compiler.backends.base import DeviceLibrary, DeviceRunner, Runner
 from mlcpipe.compiler.backends.spirv import codegen
 from mlcpipe.compiler.build import build_for_device, generated_source
-from mlcpipe.compiler.link import find_archiver, find_linker, linker_finding
+from mlcpipe.compiler.link import find_archiver, find_linker
 from mlcpipe.devices import vulkan
 from mlcpipe.devices.support import vulkan_plugin
-from mlcpipe.errors import TargetError
-from mlcpipe.host.finding import Finding
+from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.support.resources import native_path
 from mlcpipe.targets import Target, Variant, triple
@@ -24,18 +23,13 @@ NATIVE_SOURCES, NATIVE_SYSTEMS = native_path() / "vulkan", ("android", "linux")
 
 
 def find(target: Target) -> DeviceLibrary:
-    """Find the linker for the target's machine. Raises CompileError if there is none."""
+    """Find the linker for the target's machine, and a compiler for TVM's plugin. Raises CompileError without one."""
+    try:
+        vulkan_plugin.find_compiler()
+    except TargetError as error:
+        raise CompileError(error.what, expected=error.expected, found=error.found, next_step=error.next_step) from error
     linker, archiver = find_linker(triple(target)), find_archiver() if target.archive else None
     return DeviceLibrary(linker, _generator, archiver=archiver)
-
-
-def tools() -> Iterator[Finding]:
-    """The linker, and the compiler that builds TVM's Vulkan plugin on first use."""
-    yield linker_finding()
-    try:
-        yield Finding("g++", "ok", vulkan_plugin.find_compiler().version)
-    except TargetError as error:
-        yield Finding("g++", "missing", f"{error.what}: it takes {error.expected}", error.next_step or "")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +13,7 @@ from mlcpipe.compiler.backends.wasm.link import link_wasm
 from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
 from mlcpipe.compiler.build import BuiltVariant, build_for_device, generated_source
 from mlcpipe.compiler.device_library import write_once
-from mlcpipe.compiler.link import tool_finding
 from mlcpipe.errors import CompileError, TargetError
-from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.support.env import env
@@ -71,11 +69,6 @@ def find(target: Target, *, quick: bool = False) -> WasmLibrary:
             found=f"subgroup = {lanes}, features {list(target.features)}"[:200],
         )  # fmt: skip
     return WasmLibrary(find_emcc(), quick)
-
-
-def tools() -> Iterator[Finding]:
-    """emcc."""
-    yield tool_finding("emcc", lambda: find_emcc().version, "it builds libraries for browsers")
 
 
 def source(scheduled: Lowering) -> str:

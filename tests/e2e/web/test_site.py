@@ -17,6 +17,7 @@ import pytest
 
 from mlcpipe.cli import main
 from mlcpipe.errors import BundleError, CompileError, ForeignBundleWarning, UsageError
+from mlcpipe.server.page import PAGE as PAGE_OF_SERVER
 from mlcpipe.web import Site, SiteServer, assemble_site, page, page_folder, write_site
 from mlcpipe.web.server import MAX_CONNECTIONS, SiteHandler, parse_range
 from tests.conftest import DEMO
@@ -237,6 +238,17 @@ def test_the_page_lists_the_licences_of_what_is_bundled(real_page: Path) -> None
     assert bundled and [name for name in bundled if f"## {name}" not in listed] == []
 
 
+def test_the_page_of_a_server_is_what_the_sources_build(real_page: Path) -> None:
+    def files(folder: Path) -> dict[str, bytes]:
+        named = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        return {name: path.read_bytes() for name, path in named.items()}
+
+    built = {name: data for name, data in files(real_page).items() if not re.match(r"sw\.js|assets/worker-", name)}
+    served = files(PAGE_OF_SERVER)
+    assert sorted(served) == sorted(built), "make page"
+    assert [name for name in built if served[name] != built[name]] == [], "make page"
+
+
 def test_a_taken_port_is_explained(server: SiteServer) -> None:
     with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1:\d+.*--port"):
         SiteServer(Site({}), server.server_port)
@@ -324,7 +336,8 @@ def test_package(
     monkeypatch.setattr("mlcpipe.web.page_folder", lambda note: pages)
     out = tmp_path / "site"
     assert main(["package", *map(str, bundles), "--app", "web", "-o", str(out), "--title", "A model"]) == 0
-    assert "Put the folder on any static host" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Put the folder on any static host" in shown and "mlcpipe chat --web" in shown
     assert json.loads((out / "site.json").read_text())["title"] == "A model"
     assert main(["package", str(bundles[0]), "-o", str(out)]) == 2
 

@@ -13,6 +13,7 @@ from mlcpipe import devices
 from mlcpipe.cli import doctor
 from mlcpipe.compiler import backends
 from mlcpipe.errors import TargetError, UsageError
+from mlcpipe.host.finding import Finding
 from mlcpipe.targets import load_target, load_targets, target_names
 
 _DEVICES = """
@@ -43,18 +44,14 @@ def findings():
     return [device.finding() for device in devices()]
 """
 _BACKEND = """
-from mlcpipe.compiler.link import tool_finding
 from mlcpipe.errors import CompileError
 
 OPTIONS = ("crisp",)
 
 def find(target, crisp=False):
-    return f"a writer for {target.name}, crisp={crisp}"
-
-def tools():
-    def missing():
+    if target.name == "cpu":
         raise CompileError("there is no bread", next_step="buy some")
-    yield tool_finding("bread", missing)
+    return f"a writer for {target.name}, crisp={crisp}"
 
 def source(scheduled):
     return ""
@@ -88,7 +85,7 @@ def test_every_kind_has_a_backend_and_targets() -> None:
     for name in devices.kinds():
         kind, backend = devices.kind(name), backends.backend(name)
         assert all(callable(getattr(kind, key)) for key in ("devices", "choose", "findings"))
-        assert all(callable(getattr(backend, key)) for key in ("find", "tools", "source", "runner"))
+        assert all(callable(getattr(backend, key)) for key in ("find", "source", "runner"))
         assert all(target.tvm["kind"] == kind.TVM_KIND for target in load_targets(name))
     assert {load_target(name).backend for name in target_names()} == set(devices.kinds())
 
@@ -124,10 +121,10 @@ def test_a_new_kind_is_two_files(toaster: Path, monkeypatch: pytest.MonkeyPatch)
     assert backends.find_writer(target, crisp=True) == "a writer for board, crisp=True"
     with monkeypatch.context() as patch:
         patch.setattr(devices, "kinds", lambda: ("toaster",))  # doctor asks the others for seconds
-        patch.setattr(backends, "backends", lambda: ("toaster",))
-        shown = {finding.name: finding for finding in (*doctor._devices(), *doctor._tools()["toaster"])}
-    assert shown["toaster:1"].value == "Fast; two slots"
-    assert (shown["bread"].state, shown["bread"].advice) == ("missing", "buy some")
+        patch.setattr(backends, "backend_of", lambda target: backends.backend("toaster"))
+        patch.setattr("mlcpipe.targets.target_names", lambda: ("cpu",))
+        assert [one.value for one in doctor._devices()["toaster"]] == ["Slow; two slots", "Fast; two slots"]
+        assert doctor._targets()[1] == {"cpu": Finding("cpu", "missing", "there is no bread", "buy some")}
 
 
 def test_an_option_without_effect_is_refused() -> None:

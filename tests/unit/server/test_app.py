@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ pytest.importorskip("fastapi")
 
 from mlcpipe.server.app import create_app
 from mlcpipe.server.guard import Rules
+from mlcpipe.server.page import PAGE
 
 PATHS = ("/health", "/v1/health", "/v1/models", "/metrics", "/")
 
 
-def statuses(rules: Rules, paths: Sequence[str] = PATHS, page: Path | None = None) -> dict[str, Any]:
+def statuses(rules: Rules, paths: Sequence[str] = PATHS, page: Path = PAGE) -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
         _, guard = create_app(rules, page)
         transport = httpx2.ASGITransport(app=guard)
@@ -42,19 +44,18 @@ def test_the_key_comes_first() -> None:
     assert answers["/v1/models"].headers["www-authenticate"] == "Bearer"
 
 
-def test_without_a_built_page_a_plain_one_says_so() -> None:
-    answer = statuses(Rules())["/"]
-    assert "mlcpipe serve" in answer.text and "make page" in answer.text
-    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+def test_the_page_comes_along_with_all_that_it_names() -> None:
+    text = statuses(Rules(), ("/",))["/"].text
+    named = [f"/{name}" for name in re.findall(r'(?:src|href)="\./([^"]+)"', text)]
+    assert len(named) >= 4 and {answer.status_code for answer in statuses(Rules(), named).values()} == {200}
 
 
-def test_the_built_page_knows_that_a_server_sent_it_and_needs_no_key(tmp_path: Path) -> None:
+def test_the_page_knows_that_a_server_sent_it_and_needs_no_key(tmp_path: Path) -> None:
     (tmp_path / "assets").mkdir()
     texts = {
         "index.html": '<!doctype html>\n<html lang="en">',
         "assets/index-1.js": "1",
         "icon.svg": "<svg/>",
-        "sw.js": "2",
         ".stamp": "",
     }
     for name, text in texts.items():
@@ -65,5 +66,5 @@ def test_the_built_page_knows_that_a_server_sent_it_and_needs_no_key(tmp_path: P
     assert answers["/assets/index-1.js"].headers["content-type"].startswith("text/javascript")
     assert "immutable" in answers["/assets/index-1.js"].headers["cache-control"]
     assert {path: answer.status_code for path, answer in answers.items() if answer.status_code != 200} == dict.fromkeys(
-        ("/index.html", "/sw.js", "/.stamp", "/assets/../index.html"), 401
+        ("/index.html", "/.stamp", "/assets/../index.html"), 401
     )

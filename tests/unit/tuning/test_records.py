@@ -107,27 +107,7 @@ def test_records_are_of_one_device_and_the_users_own_win(tmp_path: Path, monkeyp
     write_records(cache / "tuned" / "cpu.json", [record(tuned_us=70.0)])
     found = tuned_for(target, "Some CPU @ 3 GHz", cache).records
     assert [(one.bucket, one.tuned_us) for one in found] == [("gemm", 80.0), ("gemv", 70.0)]
-    (tmp_path / "site" / "pyproject.toml").touch()  # a source tree: what is measured there comes along
-    found = tuned_for(target, "Some CPU @ 3 GHz", cache).records
-    assert [(one.bucket, one.tuned_us) for one in found] == [("gemm", 80.0), ("gemv", 80.0)]
-    assert module.files_of(target, cache)[-1] == shipped / "cpu.json"
-
-
-def test_records_go_beside_the_caches_where_the_package_is_not_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped, cache, target = (
-        tmp_path / "tree" / "tir_schedules" / "tuned",
-        tmp_path / "cache",
-        load_target("cpu-native"),
-    )
-    monkeypatch.setattr(module, "tuned_path", lambda: shipped)
-    shipped.mkdir(parents=True)
-    (tmp_path / "tree" / "pyproject.toml").touch()
-    monkeypatch.setattr(module.os, "access", lambda path, mode: path != shipped)
-    assert module.files_of(target, cache) == (shipped / "cpu.json", cache / "tuned" / "cpu.json")
-    write_records(module.files_of(target, cache)[-1], [record()])
-    assert tuned_for(target, "Some CPU @ 3 GHz", cache).records == (record(),)
+    assert module.files_of(target, cache)[-1] == cache / "tuned" / "cpu.json"  # new ones go there
 
 
 def test_the_records_that_come_along_are_whole() -> None:

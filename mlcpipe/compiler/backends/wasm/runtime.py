@@ -17,7 +17,7 @@ _FLAGS = ("-O2", "-std=c++17", "-Wno-ignored-attributes", "-c")
 
 
 def runtime_objects(emcc: Emscripten, cache: Path, progress: Progress) -> Sequence[Path]:
-    """The runtime's objects, from `cache` or newly built (one minute on one core).
+    """The runtime's objects, from `cache` or newly built (one to three minutes on one core).
 
     Raises CompileError with emcc's error, or if the wheel lacks the sources.
     """
@@ -28,9 +28,10 @@ def runtime_objects(emcc: Emscripten, cache: Path, progress: Progress) -> Sequen
 
 
 def _build(emcc: Emscripten, tree: SourceTree, made: Path, progress: Progress) -> None:
+    progress.note("the browser's runtime is built once: that takes one to three minutes")
     with tree.copied() as copy:
         includes = [f"-I../{path}" for path in INCLUDES]
         for index, unit in enumerate(_UNITS):
-            progress.stage(f"build the browser's runtime, once: part {index + 1} of {len(_UNITS)}")
+            progress.stage(f"build the browser's runtime: part {index + 1} of {len(_UNITS)}")
             arguments = [*includes, *_FLAGS, f"emcc/{unit}.cc", "-o", str(made / f"{unit}.o")]
             emcc.run(arguments, copy / "web")

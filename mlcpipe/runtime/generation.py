@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from mlcpipe.bundle import Manifest
@@ -29,14 +29,18 @@ class Generation:
     tokenizer: Tokenizer | None
     load_s: float
 
-    def chunks(self, steps: Generator[list[TokenEvent], None, None]) -> Generator[Chunk, None, None]:
+    def chunks(
+        self, steps: Generator[list[TokenEvent], None, None], begin: Callable[[], None] = lambda: None
+    ) -> Generator[Chunk, None, None]:
         """A chunk for each token, the last with statistics; `steps` yields the events of each step, and is closed.
 
-        Time that the caller spends between chunks is not counted. Raises the error of an event.
+        `begin` is called at the first chunk. Time that the caller spends between chunks is not counted. Raises the
+        error of an event.
         """
         seconds: list[float] = []
         count = kv_tokens = 0
         try:
+            begin()
             while True:
                 began = time.perf_counter()
                 events = next(steps)

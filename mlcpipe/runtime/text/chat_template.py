@@ -56,6 +56,9 @@ class _Generation(Extension):
         return nodes.With([], [], body, lineno=lineno)
 
 
+_ROLES = ("system", "user", "assistant", "tool", "developer")
+
+
 class ChatTemplate:
     """A compiled chat template; safe to share between threads.
 
@@ -176,6 +179,16 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         if not isinstance(role, str) or not role:
             raise UsageError(f"{where}.role", expected="system, user, assistant or tool", found=repr(role))
         _check_content(message.get("content"), f"{where}.content")
+
+
+def check_roles(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> None:
+    """Raises UsageError for a role that the chat template does not name, and for a message without content."""
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role not in _ROLES and role not in template.words():
+            raise UsageError(f"messages[{index}].role", expected=", ".join(_ROLES), found=repr(role)[:60])
+        if message.get("content") is None and not message.keys() - {"role", "name"}:
+            raise UsageError(f"messages[{index}].content", expected="text", found="none")
 
 
 def _check_content(content: object, where: str) -> None:

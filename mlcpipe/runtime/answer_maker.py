@@ -1,0 +1,149 @@
+"""Prepares answers: checks a call's arguments, and makes the request and how its tokens become chunks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from mlcpipe.errors import UsageError
+from mlcpipe.runtime.generation import Generation
+from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.runtime.response_format import ResponseFormat, form_of
+from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving.answer_loop import Answer
+from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
+from mlcpipe.runtime.serving.grammar import Grammar, GrammarCompiler, Thinking
+from mlcpipe.runtime.serving.interface import Request
+from mlcpipe.runtime.shared_loop import SharedLoop
+from mlcpipe.runtime.stated_sampling import bundle_sampling
+from mlcpipe.runtime.text.chat_template import check_messages, check_roles
+from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, is_harmony, without_thoughts
+from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
+from mlcpipe.runtime.text.reasoning import END
+from mlcpipe.runtime.text.streaming import TextStream
+from mlcpipe.runtime.text.thinking import opens_thoughts, thinking_variables
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+
+_LAST_TOKENS = 16  # of a prompt's end, to look for an opened `<think>`
+Message = Mapping[str, Any]
+
+
+class AnswerMaker:
+    """What makes answers of an open bundle."""
+
+    def __init__(self, path: Path, model: LoadedModel, loop: SharedLoop, load_s: float) -> None:
+        self.path, self.model, self.loop, self.load_s = path, model, loop, load_s
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """As `Engine.tokenizer`."""
+        return open_tokenizer(self.path)
+
+    @cached_property
+    def default_sampling(self) -> SamplingParams:
+        """As `Engine.default_sampling`."""
+        return bundle_sampling(self.path, SamplingParams())
+
+    def sampling(self, sampling: SamplingParams | None, settings: Mapping[str, Any]) -> SamplingParams:
+        """The sampling of a call. Raises UsageError, and TypeError for a setting that does not exist."""
+        if not isinstance(sampling, (SamplingParams, NoneType)):
+            raise UsageError(
+                "sampling", expected="SamplingParams", found=type(sampling).__name__,
+                next_step="give its fields as arguments, such as temperature=0",
+            )  # fmt: skip
+        names = [one.name for one in fields(SamplingParams)]
+        if unknown := settings.keys() - names:
+            raise TypeError(f"unexpected argument {min(unknown)!r}; settings are {', '.join(names)}")
+        sampling = sampling or self.default_sampling
+        return replace(sampling, **settings) if settings else sampling
+
+    def conversation(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        stop: Sequence[str],
+        max_tokens: int | None,
+        thinking: bool | str | None,
+        response_format: ResponseFormat | None,
+        allow_control_tokens: bool,
+    ) -> tuple[Generation, Answer]:
+        """The answer to a conversation, before it begins."""
+        template = self.tokenizer.chat_template()
+        check_messages(messages)
+        check_roles(messages, template)
+        harmony = is_harmony(template.source)
+        given = without_thoughts(messages) if harmony else list(messages)
+        variables = thinking_variables(template, thinking)
+        tokens = self.tokenizer.encode_chat(given, allow_control_tokens=allow_control_tokens, **variables)
+        grammar = None
+        if response_format is not None:
+            if harmony:
+                raise UsageError("response_format", expected="a model whose answers have no channels")
+            end = self.tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False)
+            thoughts: Thinking = "may" if END in template.source else "none"
+            form = form_of(response_format, "open" if opens_thoughts(template.source, end) else thoughts)
+            grammar = self._grammars.compile(form)
+        return self._prepared(tokens, sampling, stop, max_tokens, harmony=harmony, grammar=grammar)
+
+    def continuation(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        stop: Sequence[str],
+        max_tokens: int | None,
+        ignore_eos: bool,
+    ) -> tuple[Generation, Answer]:
+        """The continuation of a prompt, before it begins."""
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+        if any(isinstance(token, str) for token in tokens):
+            raise UsageError("the prompt", expected="a text or token ids", next_step="use generate_batch for several")
+        return self._prepared(tokens, sampling, stop, max_tokens, continues=True, ignore_eos=ignore_eos)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer, self.model.bundle.manifest.model.vocab_size)
+
+    def _prepared(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stop: Sequence[str],
+        max_tokens: int | None,
+        *,
+        continues: bool = False,
+        ignore_eos: bool = False,
+        harmony: bool = False,
+        grammar: Grammar | None = None,
+    ) -> tuple[Generation, Answer]:
+        """An answer, its arguments checked, and how its tokens become chunks."""
+        if not prompt:
+            raise UsageError("the prompt has no tokens", expected="at least one")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise UsageError("max_tokens", expected="an integer from 1", found=repr(max_tokens))
+        shifts = self.loop.context_shift
+        if not shifts:
+            self.model.check_fits(len(prompt) + 1)
+        prompt = self.model.token_ids(prompt).tolist()
+        tokenizer = text = None
+        eos: frozenset[int] = frozenset()
+        if not ignore_eos or stop or sampling.logprobs or (self.path / "tokenizer.json").is_file():
+            tokenizer = self.tokenizer
+            eos = frozenset() if ignore_eos else tokenizer.eos_token_ids
+            shown = tokenizer.control_tokens(MARKS) if harmony else ()
+            stops = [stop] if isinstance(stop, str) else stop
+            stream = TextStream(tokenizer, stops, eos, continues=continues, shown=shown)
+            text = HarmonyText(stream) if harmony else stream
+        room = sys.maxsize if shifts else self.model.bundle.context_length - len(prompt)
+        sampling.check_bias(self.model.bundle.manifest.model.vocab_size)
+        request = Request(
+            prompt, min(max_tokens or room, room), sampling, stop_ids=eos, logprobs=sampling.logprobs or None,
+            grammar=grammar, adapter=self.model.adapter,
+        )  # fmt: skip
+        kept = without_dropped(prompt, tokens_to_drop(len(prompt), self.model.bundle.context_length))
+        generation = Generation(self.model.bundle.manifest, len(kept), text, tokenizer, self.load_s)
+        return generation, self.loop.answer(request)

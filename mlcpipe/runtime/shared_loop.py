@@ -1,0 +1,80 @@
+"""A loop of answers without a thread of its own: whoever reads a token computes the next step for all readers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+
+from mlcpipe.errors import UsageError
+from mlcpipe.runtime.serving.answer_loop import Answer, AnswerLoop
+from mlcpipe.runtime.serving.interface import Request, TokenEvent
+
+_HELD_S = 0.002  # until the next plan, if no answer can continue
+
+
+class SharedLoop:
+    """Steps a loop for the readers of its answers, in one thread or several."""
+
+    def __init__(self, loop: AnswerLoop) -> None:
+        self._loop = loop
+        self._turns, self._in_turn = threading.Condition(), 0  # whose turn it is, the thread's number
+        self._unread: deque[int] = deque()  # streams that nobody reads any more
+
+    @property
+    def context_shift(self) -> bool:
+        """Whether longer prompts and answers continue without dropped tokens."""
+        return self._loop.context_shift
+
+    def answer(self, request: Request) -> Answer:
+        """A request as it will be computed after `begin`."""
+        return self._loop.answer(request, None)
+
+    def begin(self, answers: Iterable[Answer]) -> None:
+        """Have the next step compute these answers too: of equal prompts, one is computed."""
+        with self.turn():
+            for answer in answers:
+                self._loop.begin(answer)
+
+    def end(self, answer: Answer) -> None:
+        """End an answer that nobody reads any more; nothing happens if it has ended."""
+        self._unread.append(answer.stream.id)
+
+    def close(self) -> None:
+        """End all answers; inside a turn."""
+        self._loop.end_all(UsageError("the engine was closed"))
+
+    def steps(self, answer: Answer) -> Generator[list[TokenEvent], None, None]:
+        """The events of each step of a begun answer. Closing it ends the answer."""
+        stream = answer.stream
+        try:
+            while True:
+                while not stream.pending:
+                    with self.turn():
+                        if not stream.pending and not self._loop.step():
+                            time.sleep(_HELD_S)
+                events = stream.take()
+                yield events
+                if events[-1].finish_reason is not None:
+                    return
+        finally:  # also where the garbage collector closes it, in the middle of a step
+            self.end(answer)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Inside, no other thread uses the model. A thread whose turn an exception left open may enter again."""
+        me = threading.get_ident()
+        with self._turns:
+            while self._in_turn not in (0, me):
+                self._turns.wait()
+            self._in_turn = me
+        try:
+            while self._unread:
+                self._loop.cancel(self._unread.popleft())
+            yield
+        finally:
+            with self._turns:
+                self._in_turn = 0
+                self._turns.notify_all()

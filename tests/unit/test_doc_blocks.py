@@ -31,8 +31,7 @@ else:
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TARGETS_OF_MAKE = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-# Generated from the parser itself; and a page whose recipes have tests of their own.
-ELSEWHERE = {"cli.md", "python.md"}
+ELSEWHERE = {"cli.md"}  # generated from the parser itself
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in ELSEWHERE)]
 NOTE = re.compile(r"<!-- (?:run by (?P<test>tests/\S+)|not run: (?P<reason>.{10,})) -->")
 # The tests have an environment and no board.
@@ -120,7 +119,7 @@ def test_blocks_are_right_or_say_why_nothing_runs_them(path: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/python.md"])
 def test_python_runs(
     name: str,
     demo_bundles: Bundles,
@@ -128,18 +127,18 @@ def test_python_runs(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The embedded model stands for the others."""
+    """The embedded model stands for the others; the blocks of a page run one after the other."""
     load, bundle = mlcpipe.load, demo_bundles["q4f16_1"]
-    monkeypatch.setattr(mlcpipe, "load", lambda model: load(bundle))
-    (block,) = [block for block in blocks(ROOT / name) if block.language == "python"]
-    script = tmp_path / "block.py"
-    script.write_text("\n".join(block.lines), encoding="utf-8")
-    runpy.run_path(str(script))
+    monkeypatch.setattr(mlcpipe, "load", lambda model=None, **options: load(bundle, **options))
+    monkeypatch.chdir(tmp_path)
+    found = [line for block in blocks(ROOT / name) if block.language == "python" for line in block.lines]
+    (tmp_path / "blocks.py").write_text("\n".join(found), encoding="utf-8")
+    runpy.run_path("blocks.py")
     assert capsys.readouterr().out.strip()
 
 
 def test_other_pages_have_no_python_that_nothing_runs() -> None:
-    run = {"README.md", "tutorial.md"}
+    run = {"README.md", "tutorial.md", "python.md"}
     left = [
         (path.name, one.line) for path in PAGES for one in blocks(path) if one.language == "python" and not one.note
     ]

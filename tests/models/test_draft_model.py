@@ -88,7 +88,7 @@ def test_answers_are_the_same(bundle: LoadedBundle, monkeypatch: pytest.MonkeyPa
     with engine(bundle, bundle) as drafting:
         assert answers(drafting, asked) == expected
         assert answers(drafting, asked) == expected  # from prefixes that are there
-        stats, model = drafting.stats(), drafting._draft_model
+        stats, model = drafting.stats(), drafting._answers._draft_model
         assert model is not None
         assert stats.drafted > 20 * count
         assert (stats.accepted > 0.8 * stats.drafted) == (share == 0.0)

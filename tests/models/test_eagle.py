@@ -189,7 +189,7 @@ def test_answers_that_give_way_and_shift_are_the_same(bundle: LoadedBundle) -> N
             expected = answers(plain, count, tokens)
         with engine(bundle, **options) as drafting:
             assert answers(drafting, count, tokens) == expected
-            stats, head = drafting.stats(), drafting._draft_model
+            stats, head = drafting.stats(), drafting._answers._draft_model
             assert stats.drafted > 20 and (count == 1 or stats.preemptions)
             assert isinstance(head, EagleDraft)
             head._pool.invariants([follower.sequence for follower in head._followers.values()])

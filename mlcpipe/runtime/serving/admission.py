@@ -123,9 +123,13 @@ class Admission:
         if shared > sequence.computed:
             parked = self.parked.pop(at)
             self.pool.release(sequence)
+            page, tokens = divmod(shared, PAGE)
+            mask = parked.decode_mask(page) & ~(-1 << tokens)
             self.tree.go_back(parked, shared)
             self.pool.fork(parked, sequence)
             self.pool.release(parked)
+            sequence.lacks_one = sequence.left == 1
+            sequence.taken_page, sequence.taken_mask = page, mask | sequence.lacks_one << tokens
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
         """Whether another sequence is about to compute pages that this waiting one needs and that the tree lacks."""

@@ -200,6 +200,7 @@ class PagePool:
             for page in child.tables[group][parent.kept_from[group] :]:
                 pages.use(page)
         child.computed, child.node, child.shared = parent.computed, parent.node, parent.shared
+        child.taken_page, child.taken_mask = parent.taken_page, parent.taken_mask
         child.slot = parent.slot
         if self.slots is not None:
             self.slots.use(child.slot)
@@ -239,6 +240,7 @@ class PagePool:
         sequence.checkpoint = None
         sequence.kept_from = [0] * len(self.groups)
         sequence.node, sequence.shared = None, 0
+        sequence.taken_page, sequence.taken_mask, sequence.lacks_one = -1, 0, False
 
     def available(self, group: int) -> int:
         """Units that are free, or would be if the tree gave up the idle ones."""

@@ -126,7 +126,7 @@ class PrefixTree:
     def shared(self, ended: Sequence, sequence: Sequence) -> int:
         """Number of tokens that a sequence could take over from another one, whose last page may be in part filled.
 
-        None for deterministic ones: those of the last page were computed with any arithmetic.
+        None for deterministic ones, as those of the last page were computed with any arithmetic.
         """
         if sequence.request.deterministic or self.family(ended) != self.family(sequence):
             return 0

@@ -110,6 +110,8 @@ class Sequence:
     draft       proposed tokens after the last one
     passed_s    how long shorter prompts were served before this one, less how long it was served since
     leader      the sequence that computes the beginning of this one, up to `leader_tokens`
+    taken_page  the page in which a parked sequence ended that this one continues, and `taken_mask` its `decode_mask`
+    lacks_one   only the last token of the prompt was lacking there, which is computed as a decode row
     """
 
     id: int
@@ -132,6 +134,9 @@ class Sequence:
     passed_s: float = 0.0
     leader: Sequence | None = None
     leader_tokens: int = 0
+    taken_page: int = -1
+    taken_mask: int = 0
+    lacks_one: bool = False
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
@@ -155,7 +160,8 @@ class Sequence:
 
     def decode_mask(self, page: int) -> int:
         """Bit i: token i of this page is computed as a decode row."""
-        return _ALL_DECODE << max(0, self.decode_from - page * PAGE) & _ALL_DECODE
+        own = _ALL_DECODE << max(0, self.decode_from - page * PAGE) & _ALL_DECODE
+        return own | self.taken_mask if page == self.taken_page else own
 
     def rope_length(self, position: int) -> int:
         """The length that RoPE's frequencies at this position follow: of the whole prompt, or up to the token."""

@@ -202,7 +202,8 @@ class Simulation:
         """The accounts of pages, unless `checked` is off."""
         if self.checked:
             pins = [page for pin in self.tree.pins for page in pin.pages]
-            self.pool.invariants(self.sequences, pins)
+            parked = self.scheduler.admission.parked
+            self.pool.invariants([*(one for one in self.sequences if one not in parked), *parked], pins)
             self.tree.invariants()
             self.sequences = [one for one in self.sequences if one.state is not State.ENDED]
 

@@ -54,7 +54,8 @@ class LoadedModel:
         )
         units = one_sequence(bundle.manifest, bundle.context_length)
         blocks = 0 if packed is None else packed.blocks
-        self.core = Core(bundle, units, limits, CostModel(learn=False), blocks)  # learning takes 40 us a step
+        cost = CostModel(learn=False)  # which takes 40 us a step
+        self.core = Core(bundle, units, limits, cost, blocks, first_rows=1)
         self.adapter: Adapter | None = None
         if packed is not None and self.core.executor.adapters is not None:
             with self._device.errors():

@@ -58,7 +58,8 @@ class Core:
 
     A request's `params` are the `Row` for sampling. `limits` are lowered to what the bundle and these units of its
     states can do. `adapter_blocks` is the room for adapters, `swap_bytes` that on the host for pages of preempted
-    sequences; the device then has its own memory, and the model's layers keep all tokens.
+    sequences; the device then has its own memory, and the model's layers keep all tokens. `first_rows` as in
+    `Executor`.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Core:
         cost: CostModel | None = None,
         adapter_blocks: int = 0,
         swap_bytes: int = 0,
+        first_rows: int = 0,
     ) -> None:
         model = bundle.manifest.model
         self.bundle, self.units, self.sampler = bundle, units, Sampler(bundle)
@@ -80,7 +82,7 @@ class Core:
             sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,
         )
-        self.executor = Executor(bundle, units, self.limits.decode_rows, adapter_blocks)
+        self.executor = Executor(bundle, units, self.limits.decode_rows, adapter_blocks, first_rows)
         self.recorder = bundle.device.step_recorder()
         weakref.finalize(self, self.recorder.close)
         self._cost, self._swap_bytes = cost or CostModel(), swap_bytes

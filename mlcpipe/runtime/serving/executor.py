@@ -50,9 +50,12 @@ class HiddenRows(NamedTuple):
 class Executor:
     """All states, and the compiled forwards over them. Its caller enters the device's `errors`."""
 
-    def __init__(self, bundle: LoadedBundle, units: Units, decode_rows: int, adapter_blocks: int = 0) -> None:
-        """Allocates `units` of each state, for forwards of at most `decode_rows` decode rows.
+    def __init__(
+        self, bundle: LoadedBundle, units: Units, decode_rows: int, adapter_blocks: int = 0, first_rows: int = 0
+    ) -> None:
+        """Allocates `units` of each state, and logits of `decode_rows` rows, the most of a forward.
 
+        With `first_rows` it allocates those, and the others when they are needed.
         `adapter_blocks`: the room for adapters. Raises UsageError if the bundle has no forwards with them.
         """
         self.bundle, self._device = bundle, bundle.device
@@ -73,7 +76,7 @@ class Executor:
                 ]
             )
             # The logits of a forward of each kind, which one step computes in turn.
-            self._logits = [self._empty(decode_rows) for _ in range(2)]
+            self._logits, self._most_rows = [self._empty(first_rows or decode_rows) for _ in range(2)], decode_rows
             self._decode_logits: dict[int, Any] = {}  # views of the first, by rows
             self._decode_ids, self._decode_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
@@ -151,7 +154,7 @@ class Executor:
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
         ids, step = self._decode_ids.put(tokens), self._decode_step.put(self._step.fill(decode_spans(rows)))
         if (logits := self._decode_logits.get(len(tokens))) is None:
-            logits = self._decode_logits[len(tokens)] = tvm_runtime.view(self._logits[0], (len(tokens), self._vocab))
+            logits = self._decode_logits[len(tokens)] = self._logits_of(0, len(tokens))
         self.hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
             return Forward(partial(self._adapted, self._decode_adapted, (ids,), step, logits), (ids, step, "adapted"))
@@ -176,7 +179,7 @@ class Executor:
             wanted = np.zeros(1, np.int32)
         ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
         step = self._step.fill(prefill_spans(rows))
-        logits = self._empty(len(wanted)) if all_rows else tvm_runtime.view(self._logits[1], (len(wanted), self._vocab))
+        logits = self._empty(len(wanted)) if all_rows else self._logits_of(1, len(wanted))
         self.prompt_hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
             return Forward(partial(self._adapted, self._prefill_adapted, ids, self._device.tensor(step), logits), None)
@@ -186,6 +189,12 @@ class Executor:
             width = self.hidden_of_prompts.shape[1]
             function, ids = self._prefill_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
         return Forward(partial(self._forward, function, ids, self._device.tensor(step), logits), None)
+
+    def _logits_of(self, kind: int, rows: int) -> Any:
+        """Logits f32[rows, V] of a forward: 0 decode, 1 prefill."""
+        if rows > self._logits[kind].shape[0]:
+            self._logits[kind] = self._empty(self._most_rows)
+        return tvm_runtime.view(self._logits[kind], (rows, self._vocab))
 
     def _empty(self, rows: int) -> Any:
         return tvm_runtime.empty((rows, self._vocab), "float32", self._device.handle)

@@ -119,7 +119,7 @@ def test_wrong_arguments(engine: Engine, arguments: dict[str, Any], message: str
 def test_other_wrong_calls(engine: Engine) -> None:
     with pytest.raises(TypeError, match="unexpected argument 'temprature'; settings are temperature, top_p"):
         engine.chat(asked("Hello"), temprature=0)
-    with pytest.raises(UsageError, match="a text or token ids; use generate_batch for several"):
+    with pytest.raises(UsageError, match="token ids; .*; found texts; use generate_batch for several prompts"):
         engine.generate(["a", "b"])  # type: ignore[call-overload]
 
 

@@ -99,9 +99,7 @@ class Commands:
         return True
 
     def _help(self, argument: str) -> None:
-        rows = [(", ".join((f"{name} {command.argument}".strip(), *command.aliases)), command.help)
-                for name, command in COMMANDS.items()]  # fmt: skip
-        self.say(columns([*rows, ("", ""), *KEYS]))
+        self.say(columns([*command_rows(), ("", ""), *KEYS]))
 
     def _clear(self, argument: str) -> None:
         self.session.reset()
@@ -165,6 +163,14 @@ class Commands:
 
     def _bye(self, argument: str) -> None:
         raise ExitChat
+
+
+def command_rows() -> list[tuple[str, str]]:
+    """Each command with its argument and other names, and what it does."""
+    return [
+        (", ".join((f"{name} {command.argument}".strip(), *command.aliases)), command.help)
+        for name, command in COMMANDS.items()
+    ]
 
 
 def columns(rows: Sequence[tuple[str, str]]) -> str:

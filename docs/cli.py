@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 
 from mlcpipe.cli import app
+from mlcpipe.cli.chat.slash_commands import KEYS, command_rows
 
 PAGE = Path(__file__).with_name("cli.md")
 
@@ -31,6 +32,9 @@ def page() -> str:
         parts += [f"## mlcpipe {name}", f"    {usage}", _text(command.help)]
         parts += [_table("argument", [(f"`{a.metavar or a.name}`", a) for a in arguments], types)]
         parts += [_table("option", [(_names(o), o) for o in options], types, shared)]
+        if name == "chat":
+            lines = [f"| `{left}` | {right} |" for left, right in (*command_rows(), *KEYS)]
+            parts += ["In the conversation:", "\n".join(["| command or key | meaning |", "|---|---|", *lines])]
     parts += ["## Options of several verbs", "| option | meaning |\n|---|---|"]
     parts[-1] += "".join(f"\n| `{name}` | {text} |" for text, name in shared.items())
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -101,9 +101,10 @@ class AnswerMaker:
         """The continuation of a prompt, before it begins."""
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         if any(isinstance(token, str) for token in tokens):
+            most = self.model.bundle.manifest.model.vocab_size - 1
             raise UsageError(
-                "token ids", expected=f"one or more integers from 0 to {self.model.bundle.manifest.model.vocab_size - 1}",
-                found="texts", next_step="use generate_batch for several prompts",
+                "token ids", expected=f"one or more integers from 0 to {most}", found="texts",
+                next_step="use generate_batch for several prompts",
             )  # fmt: skip
         return self._prepared(tokens, sampling, stop, max_tokens, continues=True, ignore_eos=ignore_eos)
 

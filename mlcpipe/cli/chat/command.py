@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ from mlcpipe.cli.options import (
 from mlcpipe.cli.terminal import stderr_console
 from mlcpipe.errors import UsageError
 from mlcpipe.loading import bundle_of, engine_device, model_title, prepare_bundle
-from mlcpipe.support.defaults import AUTO
+from mlcpipe.support.defaults import AUTO, THINKING_EFFORTS
 from mlcpipe.support.env import env
 from mlcpipe.support.progress import console_progress
 
@@ -120,6 +121,8 @@ def chat_command(
                   "allow-control-tokens": allow_control_tokens,
                   "no-stats": not stats, "hide-thinking": hide_thinking, "reasoning-effort": reasoning_effort,
                   "threads": threads, "device": engine_device(device), "adapter": adapter}  # fmt: skip
+        if sampling.get("think") is False:
+            others["no-think"] = True
         given = {option_name(key): value for key, value in (sampling | others).items()}
         return chat_in_browser(model, target, quantization, port=port, show=browser, given=given)
     from mlcpipe.cli.chat.session import Session
@@ -128,15 +131,13 @@ def chat_command(
     if port is not None or not browser:
         raise UsageError("--port and --no-browser are for --web", next_step="add --web")
     check_at_least_one(context=context, threads=threads)
-    if reasoning_effort is not None and "think" in sampling:
-        raise UsageError("--reasoning-effort says that the model thinks", next_step="leave --think or --no-think out")
-    values = sampling if reasoning_effort is None else {**sampling, "think": reasoning_effort}
+    values = _with_effort(sampling, reasoning_effort)
     Settings().with_values(values)  # checked before anything is compiled
     if raw and system:
         raise UsageError("--raw has no place for a --system message", next_step="leave one of them out")
     if file is not None and adapter is not None:
         raise UsageError("--session saves no chats with an --adapter", next_step="leave one of them out")
-    if raw and values.get("think") is not None:
+    if raw and "think" in values:
         raise UsageError("--raw has no thinking to switch", next_step="leave one of them out")
     if raw and allow_control_tokens:
         raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
@@ -161,14 +162,25 @@ def chat_command(
     )
     if file is not None:
         session.resume(file, values, system)
+    describe = SpeedLine(engine, console)
     if question is None:
         about = _about(engine, model, device, target)
-        _converse(session, engine, about, console, show_stats=stats, hide_thinking=hide_thinking)
+        _converse(session, engine.context_length, about, describe, show_stats=stats, hide_thinking=hide_thinking)
     else:
-        describe = SpeedLine(engine, console) if stats else None
-        ask_once(session, question, describe, as_json=as_json, hide_thinking=hide_thinking)
+        ask_once(session, question, describe if stats else None, as_json=as_json, hide_thinking=hide_thinking)
     if file is not None:
         session.save(file)
+
+
+def _with_effort(sampling: Mapping[str, float | bool], effort: str | None) -> dict[str, float | str]:
+    if effort is None:
+        return {**sampling}
+    if effort not in THINKING_EFFORTS:
+        expected = f"one of {', '.join(THINKING_EFFORTS)}"
+        raise UsageError("--reasoning-effort", expected=expected, found=repr(effort)[:60])
+    if "think" in sampling:
+        raise UsageError("--reasoning-effort says that the model thinks", next_step="leave --think or --no-think out")
+    return {**sampling, "think": effort}
 
 
 def _open(bundle: Path, console: Console, **options: Any) -> Engine:
@@ -187,9 +199,9 @@ def _about(engine: Engine, model: str | None, device: str, target: str | None) -
     if device != AUTO or target is not None:
         why = f"as {'--target' if device == AUTO else '--device'} says"
     elif bundle_of(model) is not None:
-        why = "what the bundle was compiled for"
+        why = "what the bundle is for"
     else:
-        why = "the default for a checkpoint (--device vulkan, cuda or metal is a GPU)"
+        why = "the default; --device names a GPU"
     threads = f" ({engine.threads} thread{'' if engine.threads == 1 else 's'})" if engine.on_host else ""
     return [
         ("model", f"{model_title(model)} · {manifest.model.model_type} · {manifest.quantization}"),
@@ -199,24 +211,25 @@ def _about(engine: Engine, model: str | None, device: str, target: str | None) -
 
 def _converse(
     session: Session,
-    engine: Engine,
+    context_length: int,
     about: list[tuple[str, str]],
-    console: Console,
+    describe: SpeedLine,
     *,
     show_stats: bool,
     hide_thinking: bool,
 ) -> None:
     from mlcpipe.cli.chat.repl import Repl
 
-    describe = SpeedLine(engine, console)
     if show_stats:
         describe.measure()
     title, where = (text for _, text in about)
-    banner = (
-        f"{title} · context {engine.context_length} tokens\n{where}\n"
-        "Enter sends, /help shows the commands, Ctrl-D leaves.\n"
+    repl = Repl(
+        session,
+        env().cached("chat_history"),
+        describe,
+        show_stats=show_stats,
+        hide_thinking=hide_thinking,
+        about=about,
     )
-    Repl(
-        session, env().cached("chat_history"), describe,
-        show_stats=show_stats, hide_thinking=hide_thinking, about=about,
-    ).run(banner)  # fmt: skip
+    keys = "Enter sends, /help shows the commands, Ctrl-D leaves."
+    repl.run(f"{title} · context {context_length} tokens\n{where}\n{keys}\n")

@@ -83,7 +83,7 @@ class Repl:
         if not self._session.unsaved:
             return True
         try:
-            return self._prompt.confirm("This chat is not saved (/save FILE). Leave?")
+            return self._prompt.confirm("Leave without saving this chat?")
         except KeyboardInterrupt:
             return False
         except EOFError:

@@ -99,9 +99,7 @@ class Commands:
         return True
 
     def _help(self, argument: str) -> None:
-        rows = [(", ".join((f"{name} {command.argument}".strip(), *command.aliases)), command.help)
-                for name, command in COMMANDS.items()]  # fmt: skip
-        self.say(columns([*rows, ("", ""), *KEYS]))
+        self.say(columns([*command_rows(), ("", ""), *KEYS]))
 
     def _clear(self, argument: str) -> None:
         self.session.reset()
@@ -120,7 +118,7 @@ class Commands:
     def _copy(self, argument: str) -> None:
         text = self.session.answer_to_copy()
         self.copy(text)
-        self.say(f"sent {len(text)} characters to the terminal's clipboard (OSC 52; some terminals must allow it)")
+        self.say(f"sent {len(text)} characters to the clipboard by OSC 52, if the terminal allows it")
 
     def _system(self, argument: str) -> None:
         if argument:
@@ -128,22 +126,26 @@ class Commands:
         self.say(f"system message: {self.session.system or 'none'}")
 
     def _set(self, argument: str) -> None:
+        before = self.session.settings.values()
         self.session.change(self.session.settings.with_text(argument))
         rows = [(key, shown(value)) for key, value in self.session.settings.values().items()]
+        if argument:
+            changed = [f"{key} {value}" for key, value in rows if value != shown(before[key])]
+            return self.say(", ".join(changed) or "nothing changed")
         width = max(len(value) for _, value in rows)
         self.say(columns([(f"{key:<18}  {value:>{width}}", KNOBS[key].help) for key, value in rows]))
 
     def _show(self, argument: str) -> None:
         used, most = self.session.context_tokens()
         count = len(self.session.messages)
-        rows = [
+        values = self.session.settings.values().items()
+        self.say(columns([
             *self.about,
             ("context", f"{used} of {most} tokens"),
             ("messages", f"{count}{', not saved' if self.session.unsaved else ''}"),
-            ("system message", self.session.system or "none"),
-        ]
-        rows += [(key, shown(value)) for key, value in self.session.settings.values().items()]
-        self.say(columns(rows))
+            ("system", self.session.system or "none"),
+            ("settings", ", ".join(f"{key} {shown(value)}" for key, value in values if value is not None)),
+        ]))  # fmt: skip
 
     def _stats(self, argument: str) -> None:
         self.show_stats = not self.show_stats
@@ -161,6 +163,14 @@ class Commands:
 
     def _bye(self, argument: str) -> None:
         raise ExitChat
+
+
+def command_rows() -> list[tuple[str, str]]:
+    """Each command with its argument and other names, and what it does."""
+    return [
+        (", ".join((f"{name} {command.argument}".strip(), *command.aliases)), command.help)
+        for name, command in COMMANDS.items()
+    ]
 
 
 def columns(rows: Sequence[tuple[str, str]]) -> str:

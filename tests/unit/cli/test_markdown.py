@@ -172,3 +172,16 @@ def test_a_narrower_terminal_counts_from_then_on() -> None:
     renderer.feed("word " * 10 + "\n")
     first, *rest = "".join(out).rstrip("\n").split("\n")
     assert len(first) == 49 and all(len(line) <= 21 for line in rest)
+
+
+@pytest.mark.parametrize("size", [1, 3, 99])
+def test_thoughts_are_dim_and_wrapped(size: int) -> None:
+    out: list[str] = []
+    renderer, thoughts = MarkdownRenderer(out.append, lambda: 24), "one **two** three four five\n\n  six\x1b[2J"
+    for at in range(0, len(thoughts), size):
+        renderer.think(thoughts[at : at + size])
+    renderer.feed("**Yes**")
+    renderer.close()
+    shown = [(char, style) for char, style in styled("".join(out)) if char not in " \n"]
+    assert SGR.sub("", "".join(out)) == "one **two** three four\nfive\n\n  six[2J\n\nYes"
+    assert {style for char, style in shown[:-3]} == {"2"} and shown[-3:] == [(char, "1") for char in "Yes"]

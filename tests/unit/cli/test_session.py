@@ -198,9 +198,10 @@ def test_lists_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> 
     session = Session(FakeEngine(["a"]), Settings(), system="Be brief. " * 9)
     session.ask("Q", Screen().renderer())
     run, said = commands(session)
-    for line in ("/?", "/set top_p 0.5", "/show"):
+    for line in ("/?", "/set", "/show", "/set top_p 0.5 think none"):
         run.run(line)
-    listed, settings, about = said
+    listed, settings, about, changed = said
+    assert changed == "top_p 0.5"
     assert all(one in listed for name, command in COMMANDS.items() for one in (name, *command.aliases))
     assert "temperature" in settings and "a fake" in about and "of 4096 tokens" in about and "not saved" in about
     assert max(len(line) for text in said for line in text.splitlines()) < width

@@ -110,3 +110,19 @@ def test_a_second_try_moves_only_a_fixed_seed() -> None:
     assert Settings().sampling_again(3).seed is None
     assert Settings().with_values({"seed": 5}).sampling_again(3).seed == 8
     assert Settings().with_values({"seed": 2**64 - 1}).sampling_again(1).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--raw", "--no-think"], "--raw has no thinking to switch"),
+        (["--think", "--reasoning-effort", "low"], "leave --think or --no-think out"),
+        (["--reasoning-effort", "much"], "expected one of low, medium, high; found 'much'"),
+        (["--threads", "0"], "--threads; expected an integer >= 1"),
+        (["--web", "--no-think"], "--no-think has no effect with --web"),
+        (["--web", "--threads", "2"], "--threads has no effect with --web"),
+    ],
+)
+def test_options_that_contradict(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--prompt", "x", *options] if "--web" not in options else ["chat", *options]) == 2
+    assert words in capsys.readouterr().err

@@ -23,6 +23,7 @@ def page() -> str:
     group: Any = typer.main.get_command(app)
     callbacks = {command.name: command.callback for command in app.registered_commands}
     parts = ["# Command line", "This page is generated from `--help` by `python docs/cli.py`."]
+    parts.append(" ·\n".join(f"[{name}](#mlcpipe-{name})" for name in group.commands))
     shared = _shared(group.commands.values())
     for name, command in group.commands.items():
         types = {key: _kind(hint) for key, hint in get_type_hints(callbacks[name]).items()}

@@ -27,5 +27,5 @@ def findings() -> Iterator[Finding]:
     """Node, which builds the chat page and runs candidates of `mlcpipe tune`."""
     node = shutil.which("node")
     purpose = "it builds the chat page and measures kernels for browsers"
-    missing = Finding("node", "missing", f"there is no Node: {purpose}", "install Node 20 or newer")
+    missing = Finding("node", "missing", f"there is no Node: {purpose}", "install Node 20.19 or newer")
     yield missing if node is None else Finding("node", "ok", node)

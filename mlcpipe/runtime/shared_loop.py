@@ -66,15 +66,16 @@ class SharedLoop:
     def turn(self) -> Iterator[None]:
         """Inside, no other thread uses the model. A thread whose turn an exception left open may enter again."""
         me = threading.get_ident()
-        with self._turns:
-            while self._in_turn not in (0, me):
-                self._turns.wait()
-            self._in_turn = me
         try:
+            with self._turns:
+                while self._in_turn not in (0, me):
+                    self._turns.wait()
+                self._in_turn = me
             while self._unread:
                 self._loop.cancel(self._unread.popleft())
             yield
         finally:
-            with self._turns:
-                self._in_turn = 0
-                self._turns.notify_all()
+            if self._in_turn == me:
+                with self._turns:
+                    self._in_turn = 0
+                    self._turns.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ MAX_NAME = 200  # characters of the model's
 MAX_CONFIG_BYTES = 16_000_000  # quantized checkpoints list their modules there; real ones stay below 1 MB
 MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
 _HASH = re.compile(r"[0-9a-f]{64}")
+DOWNLOAD_AGAIN = "download the checkpoint again"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -198,22 +200,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not folder.is_dir():
         from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
 
-        if folder.suffix == SUFFIX or is_gguf(folder):
+        if (folder.suffix == SUFFIX and folder.exists()) or is_gguf(folder):
             return open_gguf(folder)
-        raise CheckpointError(
-            "not a checkpoint folder",
-            where=shown_path(folder),
-            expected=f"a folder with {CONFIG} and {SINGLE_FILE}, or a GGUF file",
-            found="a file" if folder.exists() else "nothing",
-            next_step="give the folder, or hf://org/name to download one",
-        )
-    config = read_json_object(folder / CONFIG, limit=MAX_CONFIG_BYTES, error=ConfigError)
+        from mlcpipe.checkpoint.misplaced import no_path
+
+        raise no_path(folder)
+    if not os.path.lexists(folder / CONFIG):
+        from mlcpipe.checkpoint.misplaced import no_checkpoint
+
+        raise no_checkpoint(folder)
+    config = read_config(folder / CONFIG)
     generation = folder / GENERATION_CONFIG
-    generation_config = (
-        read_json_object(generation, limit=MAX_CONFIG_BYTES, error=ConfigError)
-        if generation.exists() or generation.is_symlink()
-        else {}
-    )
+    generation_config = read_config(generation) if os.path.lexists(generation) else {}
     if (folder / SINGLE_FILE).exists():
         files: tuple[Path, ...] = (folder / SINGLE_FILE,)
         tensors = _gather(files)
@@ -223,7 +221,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         tensors = _gather(files)
         _check_weight_map(weight_map, tensors, folder)
     else:
-        raise _no_weights(folder)
+        from mlcpipe.checkpoint.misplaced import no_checkpoint
+
+        raise no_checkpoint(folder)
     if not tensors:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
@@ -232,6 +232,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     from mlcpipe.checkpoint.tied import settled
 
     return settled(unstacked(quantized(Checkpoint(folder, config, generation_config, ordered, files))))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in config.json or generation_config.json. Raises ConfigError."""
+    return read_json_object(path, limit=MAX_CONFIG_BYTES, error=ConfigError, next_step=DOWNLOAD_AGAIN)
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
@@ -292,33 +297,3 @@ def _check_weight_map(weight_map: dict[str, str], tensors: dict[str, TensorInfo]
                 found=shown(tensor.file.name),
                 next_step="download the checkpoint again",
             )
-
-
-def _no_weights(folder: Path) -> CheckpointError:
-    names = sorted(entry.name for entry in folder.iterdir())
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    others = [name for name in names if name.endswith(".safetensors")]
-    where, expected = shown_path(folder), f"{SINGLE_FILE} or {INDEX}"
-    if others:
-        return CheckpointError(
-            "no usable weights",
-            where=where,
-            expected=expected,
-            found=", ".join(shown(name) for name in others[:3]) + (" ..." if len(others) > 3 else ""),
-            next_step=f"rename a single file to {SINGLE_FILE}, or add the index of the shards",
-        )
-    if pickles:
-        return CheckpointError(
-            "pickled weights are refused: loading them can run arbitrary code",
-            where=where,
-            expected=expected,
-            found=", ".join(shown(name) for name in pickles[:3]),
-            next_step="convert them to safetensors: transformers' model.save_pretrained(folder)",
-        )
-    return CheckpointError(
-        "no weights",
-        where=where,
-        expected=expected,
-        found="neither",
-        next_step="download the checkpoint again",
-    )

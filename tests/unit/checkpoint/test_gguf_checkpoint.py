@@ -115,7 +115,7 @@ def test_a_file_without_suffix_is_known_by_its_magic(source: Checkpoint, tmp_pat
     (tmp_path / "other").write_bytes(b"text")
     with pytest.raises(CheckpointError, match="not a checkpoint folder"):
         open_checkpoint(tmp_path / "other")
-    with pytest.raises(CheckpointError, match="missing file"):
+    with pytest.raises(CheckpointError, match="not a checkpoint folder.*found nothing"):
         open_checkpoint(tmp_path / "none.gguf")
     os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer
     with pytest.raises(CheckpointError, match="not a checkpoint folder"):

@@ -134,7 +134,7 @@ def test_a_file_that_was_cut_meanwhile(source: Checkpoint, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"arch": "mamba"}, "key general.architecture.* found 'mamba'"),
+        ({"arch": "mamba"}, "unknown architecture in general.architecture.*found 'mamba'"),
         ({"arch": "deepseek2"}, "key general.architecture.* found 'deepseek2'"),
         ({"drop": "block_count"}, "key llama.block_count"),
         ({"drop": "embedding_length"}, "key llama.embedding_length"),

@@ -27,9 +27,18 @@ def check_disk_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two folders, which need not exist yet, share the free space of a disk."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
 def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: Path) -> Path:
     folder = Path(os.path.realpath(folder))
-    return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
 def _sized(count: int) -> str:

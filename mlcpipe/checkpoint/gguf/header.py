@@ -54,7 +54,7 @@ def read_header(path: Path) -> Header:
     size = file_size(path, CheckpointError)
     try:
         with path.open("rb", buffering=0) as file:
-            return _read(file, size, path)
+            return parse_header(file, size, path)
     except OSError as error:
         raise CheckpointError("cannot read a GGUF file", where=shown_path(path), found=error) from error
 
@@ -70,7 +70,8 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def _read(file: io.RawIOBase, size: int, path: Path) -> Header:
+def parse_header(file: io.RawIOBase, size: int, path: Path) -> Header:
+    """As `read_header`, of a file of `size` bytes that is read from its start."""
     reader = HeaderReader(file, size, shown_path(path))
     magic = reader.take(4)
     if magic == LFS_START[:4]:

@@ -151,6 +151,7 @@ class Wanted:
 
 def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, progress: Progress) -> Path:
     """The cached bundle of a checkpoint, which is downloaded and compiled if necessary."""
+    from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import with_draft_head
     from mlcpipe.quantization.recipe import recipe_name
@@ -169,6 +170,7 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
         bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
     if is_bundle(bundle):
         check_bundle_task(bundle, wanted.task, title)
+        record_use(cache, typed_name(model), bundle.name)
         return bundle
     with naming(title, path, checkpoint.folder):
         check(checkpoint, None)
@@ -184,6 +186,7 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
                     kv_cache_dtype=wanted.kv_cache_dtype, adapters=wanted.adapters, draft_head=head, output=bundle,
                     quick=wanted.quick, progress=progress,
                 )  # fmt: skip
+    record_use(cache, typed_name(model), bundle.name)
     return bundle
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from mlcpipe.bundle.cached import record_use
 from mlcpipe.checkpoint.checkpoint import (
     CONFIG,
     EMBEDDING_FILES,
@@ -119,12 +120,12 @@ def resolve(
             next_step="pip install 'mlcpipe[hub]'",
         ) from error
     cache = expanded(cache_dir or HF_HUB_CACHE)
-    repo_folder = cache / f"models--{model.repo.replace('/', '--')}"
+    repo = repo_folder(cache, model.repo)
     with _translated(model, cache):
         try:
             listing = _listing(model, endpoint or ENDPOINT)
         except _unreachable() as error:
-            copy = _complete_copy(repo_folder, model)
+            copy = _complete_copy(repo, model)
             if copy is None:
                 raise DownloadError(
                     f"cannot reach the hub for {model}",
@@ -134,7 +135,15 @@ def resolve(
                 ) from error
             progress.stage(f"cannot reach the hub, using the cached copy of {model}")
             return copy
-        return _Snapshot(model, listing, cache, repo_folder, endpoint).download(progress, check)
+        path = _Snapshot(model, listing, cache, repo, endpoint).download(progress, check)
+    if cache_dir is None:
+        record_use(env().cache, str(model).replace("@main", "", 1), "")
+    return path
+
+
+def repo_folder(cache: Path, repo: str) -> Path:
+    """The folder of `org/name` in a hub's cache."""
+    return cache / f"models--{repo.replace('/', '--')}"
 
 
 def _listing(model: HubModel, endpoint: str) -> dict[str, Any]:

@@ -41,9 +41,10 @@ def config_preview(folder: Path) -> Checkpoint:
 
 @contextmanager
 def gguf_preview(parts: Sequence[RemoteFile], title: object) -> Iterator[Checkpoint]:
-    """A model in GGUF by the headers of its parts, which are fetched; errors call it `title`. Its data are zeros, rope factors aside.
+    """A model in GGUF by the headers of its parts, which are fetched; errors call it `title`.
 
-    Raises CheckpointError and ConfigError as `open_checkpoint`, and what `read_range` raises.
+    Its data are zeros, rope factors aside. Raises CheckpointError and ConfigError as `open_checkpoint`, and what
+    `read_range` raises.
     """
     with tempfile.TemporaryDirectory(prefix="mlcpipe-header-") as folder:
         copies = [Path(folder) / Path(part.name).name for part in parts]

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from mlcpipe.cli.bench.command import bench_command
+from mlcpipe.cli.cached import list_command, pull_command, rm_command
 from mlcpipe.cli.chat.command import chat_command
 from mlcpipe.cli.compile import compile_command
 from mlcpipe.cli.convert import convert_command
@@ -42,6 +43,9 @@ app = typer.Typer(
 app.command("chat")(chat_command)
 app.command("serve")(serve_command)
 app.command("embed")(embed_command)
+app.command("list")(list_command)
+app.command("pull")(pull_command)
+app.command("rm")(rm_command)
 app.command("compile")(compile_command)
 app.command("convert")(convert_command)
 app.command("prune")(prune_command)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +18,7 @@ from mlcpipe.host.finding import Finding, byte_size
 from mlcpipe.host.memory import free_memory
 from mlcpipe.host.versions import package_version, system_name
 from mlcpipe.support.defaults import DEFAULT_TARGET
+from mlcpipe.support.disk import folder_bytes
 from mlcpipe.support.env import env
 from mlcpipe.version import PINNED, __version__
 
@@ -98,7 +96,7 @@ def _machine(bandwidth: bool) -> Iterator[Finding]:
         speed = read_bandwidth_gb_s(threads or physical)
         yield Finding("read bandwidth", "note", f"{speed:.1f} GB/s with {threads or physical} threads")
     folder = env().cache
-    yield Finding("cache", "note", f"{folder}, {byte_size(_tree_bytes(folder))}" if folder else "none: no home folder")
+    yield Finding("cache", "note", f"{folder}, {byte_size(folder_bytes(folder))}" if folder else "none: no home folder")
 
 
 def _tools() -> dict[str, list[Finding]]:
@@ -140,15 +138,6 @@ def _targets(tools: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
             yield Finding(f"target {name}", "ok", target.description)
     for missing, names in lacking.items():
         yield Finding("targets", "missing", f"{', '.join(names)}: install {missing} (see above)")
-
-
-def _tree_bytes(folder: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # another program removes it meanwhile
-                total += os.lstat(os.path.join(root, name)).st_size
-    return total
 
 
 def _show(findings: list[Finding]) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlcpipe.errors import ResourceError
@@ -25,6 +25,16 @@ def check_disk_space(folder: Path, needed_bytes: int) -> None:
             found=_sized(free),
             next_step="free space or write to another disk",
         )
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of a folder's files; links count as links."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # another program removes it meanwhile
+                total += os.lstat(os.path.join(root, name)).st_size
+    return total
 
 
 def same_disk(one: Path, other: Path) -> bool:

@@ -124,7 +124,8 @@ def test_a_checkpoint_is_judged_for_its_task(
     cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, lost: str, arguments: dict[str, Any], words: str
 ) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
-    (checkpoint / lost).unlink() if lost else None
+    if lost:
+        (checkpoint / lost).unlink()
     with pytest.raises(MlcpipeError) as caught:
         loading.prepare_bundle(checkpoint, **arguments)
     assert words.replace("CHECKPOINT", str(checkpoint)) in str(caught.value) and not compiled

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 
 from mlcpipe.cli import app
+from mlcpipe.support.env import VARIABLES
 
 PAGE = Path(__file__).with_name("cli.md")
 
@@ -28,7 +29,12 @@ def page() -> str:
         parts += [f"## mlcpipe {name}", f"    {usage}", _text(command.help)]
         parts += [_table("argument", [(f"`{a.metavar or a.name}`", a) for a in arguments], types)]
         parts += [_table("option", [(_names(o), o) for o in options], types)]
+    parts += ["## Environment variables", "A misspelt one is named on stderr.", _variables()]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _variables() -> str:
+    return "\n".join(["| variable | meaning |", "|---|---|", *(f"| `{n}` | {text} |" for n, text in VARIABLES.items())])
 
 
 def _text(text: str) -> str:

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +30,7 @@ from mlcpipe.cli.serve import serve_command
 from mlcpipe.cli.sign import sign_command, trust_command
 from mlcpipe.cli.tune.command import tune_command
 from mlcpipe.errors import CheckpointWarning, ForeignBundleWarning, MlcpipeError, UsageError, no_memory
-from mlcpipe.support.env import env, name_a_home
+from mlcpipe.support.env import env, misspelt, name_a_home
 
 app = typer.Typer(
     name="mlcpipe",
@@ -144,6 +145,8 @@ class _NoTorch:
 def _run(arguments: list[str] | None) -> int:
     if sys.stdout is None:
         raise UsageError("there is nowhere to write to", expected="an open stdout", found="a closed one")
+    for name, meant in misspelt():
+        _say_note(f"the environment variable {name} has no effect; {meant} is one")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_note, warnings.showwarning)
@@ -159,6 +162,10 @@ def _note(show: Callable[..., None], message: Warning | str, category: type[Warn
     """Our warnings in one line: a foreign bundle's code, ignored settings; others as Python shows them."""
     if not issubclass(category, (CheckpointWarning, ForeignBundleWarning)):
         return show(message, category, *where, **more)
+    _say_note(message)
+
+
+def _say_note(message: object) -> None:
     from mlcpipe.cli.terminal import say, stderr_console
 
     say(stderr_console(), f"note: {message}")
@@ -181,6 +188,11 @@ def _refusal(error: OSError) -> MlcpipeError:
     """The user's error for a refusal of the system: an unreadable folder, a full disk, a long name."""
     name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    if name and _of_cache(name):
+        return UsageError(
+            "the cache cannot be used", where=repr(shown), expected="a folder that you may write to",
+            found=error.strerror, next_step="set MLCPIPE_CACHE to another folder",
+        )  # fmt: skip
     steps = {errno.ENAMETOOLONG: "a question goes to --prompt", errno.EACCES: "check the permissions",
              errno.ENOSPC: "free space, or write to another disk"}  # fmt: skip
     return UsageError(
@@ -188,6 +200,14 @@ def _refusal(error: OSError) -> MlcpipeError:
         found=error.strerror or str(error) or type(error).__name__,
         next_step=steps.get(error.errno or 0),
     )
+
+
+def _of_cache(name: str) -> bool:
+    """Whether a path is the cache, in it, or a folder above it that cannot be made."""
+    with contextlib.suppress(MlcpipeError):
+        path, cache = Path(name), env().cache
+        return cache is not None and (path.is_relative_to(cache) or (cache.is_relative_to(path) and not path.is_dir()))
+    return False
 
 
 def _command_path(error: object) -> str:

@@ -18,7 +18,6 @@ from mlcpipe.support.closest import closest
 from mlcpipe.support.defaults import AUTO, SERVE
 from mlcpipe.support.env import env
 from mlcpipe.support.files import HUB_SCHEME
-from mlcpipe.support.generated import shell_word
 from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ def list_command(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([_entry(model) for model in models])
         return
+    from mlcpipe.support.generated import shell_word
+
     console, now = stdout_console(), time.time()
     if not models:
         return say(console, "The cache has no models. Now type:  mlcpipe pull hf://org/name")
@@ -74,6 +75,7 @@ def pull_command(
     with console_progress(stderr_console()) as progress:
         bundle = prepare_bundle(model, device, quantization, target=target, task=SERVE, progress=progress)
     from mlcpipe.bundle import read_manifest
+    from mlcpipe.support.generated import shell_word
 
     verb, text = ("chat", "") if read_manifest(bundle).model.embedding is None else ("embed", ' "a text"')
     options = {"device": None if device == AUTO else device, "target": target, "quantization": quantization}

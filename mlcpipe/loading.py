@@ -158,6 +158,7 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
     from mlcpipe.support.resources import demo_model_path
 
     cache, title = env().cache_dir, model_title(model)
+    private_folder(cache / "bundles")  # a cache that cannot be is known before the work
     check = functools.partial(wanted.check, title, cache / "bundles")
     path = demo_model_path() if model is None else resolve(model, progress, check=check)
     head = None if draft_head is None else resolve(draft_head, progress)
@@ -175,7 +176,6 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
     with naming(title, path, checkpoint.folder):
         check(checkpoint, None)
         progress.note(f"compiling {title} for {wanted.target}, {quantization}; later starts reuse the result")
-        private_folder(bundle.parent)
         locks = private_folder(cache / "locks")
         with FileLock(locks / bundle.name):  # a second process waits for the first one's bundle
             if not is_bundle(bundle):

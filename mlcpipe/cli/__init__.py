@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -63,6 +64,10 @@ app.command("doctor")(doctor_command)
 _ArgumentError: type[typer.BadParameter] = next(
     base for base in reversed(typer.BadParameter.__mro__) if hasattr(base, "format_message")
 )
+# Verbs of Ollama, llama.cpp, git and shells.
+_ELSEWHERE = {"run": "chat", "cli": "chat", "generate": "chat", "ps": "list", "ls": "list", "download": "pull",
+              "get": "pull", "delete": "rm", "remove": "rm", "show": "inspect", "info": "inspect", "start": "serve",
+              "server": "serve", "quantize": "compile", "build": "compile", "create": "compile"}  # fmt: skip
 _BUG = 70  # EX_SOFTWARE of sysexits.h
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _SHOWN = 120  # characters of a path in a message
@@ -110,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         return _BROKEN_PIPE
     except _ArgumentError as error:
-        _report(f"{error.format_message().rstrip('.')}; `{_command_path(error)} --help` explains")
+        _report(f"{_explained(error.format_message())}; `{_command_path(error)} --help` explains")
         return 2
     except MlcpipeError as error:
         _report(str(error))
@@ -208,6 +213,14 @@ def _of_cache(name: str) -> bool:
         path, cache = Path(name), env().cache
         return cache is not None and (path.is_relative_to(cache) or (cache.is_relative_to(path) and not path.is_dir()))
     return False
+
+
+def _explained(message: str) -> str:
+    """What is wrong with arguments; for verbs of other programs the one here."""
+    match = re.match(r"(No such command '(\w+)')", message)
+    if match and (verb := _ELSEWHERE.get(match[2])):
+        return f"{match[1]}. Did you mean '{verb}'?"
+    return message.rstrip(".")
 
 
 def _command_path(error: object) -> str:

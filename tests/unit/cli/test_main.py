@@ -135,6 +135,11 @@ def test_mistakes_are_one_line(mlcpipe_run: Run, tmp_path: Path, arguments: list
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(("verb", "meant"), [("run", "chat"), ("ls", "list"), ("servr", "serve"), ("show", "inspect")])
+def test_verbs_that_are_meant(verb: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "qwen3"]) == 2 and f"Did you mean '{meant}'?; `mlcpipe --help`" in capsys.readouterr().err
+
+
 def test_debug_adds_the_traceback(mlcpipe_run: Run) -> None:
     done = mlcpipe_run("inspect", "no/such/bundle", env={"MLCPIPE_DEBUG": "1"})
     assert done.returncode == 2 and "Traceback" in done.stderr

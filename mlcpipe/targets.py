@@ -139,7 +139,7 @@ def load_target(name: str) -> Target:
     if not name.endswith(".toml") and (not _NAME.fullmatch(name) or not path.is_file()):
         raise TargetError(
             "unknown target",
-            expected=closest(name, target_names(), _ELSEWHERE),
+            expected=closest(name, target_names(), _ELSEWHERE, "one such as cpu, vulkan or webgpu"),
             found=name,
             next_step="`mlcpipe doctor` lists all targets; a board.toml of your own is one, too",
         )

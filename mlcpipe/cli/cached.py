@@ -107,7 +107,7 @@ def rm_command(
         names = [_name(one) for one in models]
         raise UsageError(
             "no such model in the cache", expected=closest(model, names) if names else "none: the cache is empty",
-            found=model, next_step="`mlcpipe list` shows all",
+            found=repr(model), next_step="`mlcpipe list` shows all",
         )  # fmt: skip
     console = stderr_console()
     for one in chosen:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from mlcpipe.bundle import read_manifest
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
+from mlcpipe.compiler.preflight import Purpose
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import FreeMemory, free_memory
 from mlcpipe.loading import bundle_of, prepare_bundle
+from mlcpipe.support.defaults import LOCAL_TARGET
 from mlcpipe.support.env import env
 from mlcpipe.support.progress import Progress
 
@@ -36,7 +38,8 @@ def prepare_reference(
                 next_step="give the checkpoint",
             )  # fmt: skip
         return given
-    checkpoint = open_checkpoint(resolve(reference, progress))
+    purpose = Purpose(LOCAL_TARGET, "q0f16", "f32", disk=env().cached("bundles"), title=str(reference))
+    checkpoint = open_checkpoint(resolve(reference, progress, check=purpose.check))
     if checkpoint_hash is not None:
         _check_hash(checkpoint.content_hash(env().cached("hashes")), checkpoint_hash, reference)
     scheme = choose_scheme(_numbers(checkpoint), beside_bytes, free_memory())

@@ -206,7 +206,7 @@ def _meant(name: str, known: Sequence[str]) -> str:
     if block:
         bits = {"2": "q3f16_1", "3": "q3f16_1", "4": "q4f16_k"}.get(block[1], "q8f16_1")
         return f"{KEEP} for a GGUF file that has it, or {bits} for other checkpoints"
-    return closest(name, known, _ELSEWHERE)
+    return closest(name, known, _ELSEWHERE, f"one such as q4f16_1, q8f16_1 or {KEEP}")
 
 
 def load_scheme(name: str) -> Scheme:

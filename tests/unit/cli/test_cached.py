@@ -85,7 +85,7 @@ def test_models_are_listed_as_they_were_named_and_removed(
     [
         ([], "what to remove; expected a name that `mlcpipe list` shows, or --all; found neither"),
         (["demo", "--all"], "found both"),
-        (["dema"], "no such model in the cache; expected demo; found dema; `mlcpipe list` shows all"),
+        (["dema"], "no such model in the cache; expected demo; found 'dema'; `mlcpipe list` shows all"),
         (["demo"], "nothing was removed; answer y, or add --yes"),
     ],
 )

@@ -116,7 +116,7 @@ def prepare_bundle(
         )  # fmt: skip
     if given is not None:
         _check_bundle(given, target, quantization, kv_cache_dtype, adapters)
-        check_bundle_task(given, task, model_title(model))
+        _check_bundle_task(given, task, model_title(model))
         return given
     kv_cache_dtype = kv_cache_dtype or AUTO
     check_names(target or LOCAL_TARGET, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype)
@@ -170,7 +170,7 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
         names = (wanted.target, recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters)
         bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
     if is_bundle(bundle):
-        check_bundle_task(bundle, wanted.task, title)
+        _check_bundle_task(bundle, wanted.task, title)
         record_use(cache, typed_name(model), bundle.name)
         return bundle
     with naming(title, path, checkpoint.folder):
@@ -190,7 +190,7 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
     return bundle
 
 
-def check_bundle_task(bundle: Path, task: str, title: str) -> None:
+def _check_bundle_task(bundle: Path, task: str, title: str) -> None:
     """Raise UsageError if a bundle does not do `task`."""
     if task != ANY:
         from mlcpipe.bundle import read_manifest

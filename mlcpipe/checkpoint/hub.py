@@ -85,13 +85,9 @@ def parse_spec(spec: str) -> HubModel:
 
 
 def resolve(
-    spec: str | Path,
-    progress: Progress,
-    *,
-    check: Check | None = None,
-    cache_dir: Path | None = None,
+    spec: str | Path, progress: Progress, *, check: Check | None = None, cache_dir: Path | None = None,
     endpoint: str | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """The checkpoint for `spec`: a path unchanged, Ollama's file, or an `hf://` model, downloaded if needed.
 
     Downloads configurations, tokenizer files, the chat template, and safetensors with their index; or with a tag only

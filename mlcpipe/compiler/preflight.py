@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlcpipe import devices
@@ -116,5 +116,6 @@ def _weights_bytes(
     if recipe.scheme.name == KEEP:
         return download.nbytes if download else 0
     layout = load_layout(target.weight_layout)
-    table = planned(weight_table(model.named_parameters()), recipe, target, kept_formats(target), output_of(model))
+    plain = replace(recipe, rules=())  # which may name matrices as the checkpoint does
+    table = planned(weight_table(model.named_parameters()), plain, target, kept_formats(target), output_of(model))
     return sum(stored(weight, recipe.scheme, layout).nbytes for weight in table)

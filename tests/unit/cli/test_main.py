@@ -192,13 +192,6 @@ def test_a_cache_that_cannot_be(
     assert line.startswith("error: the cache cannot be used in ") and "set MLCPIPE_CACHE to another folder" in line
 
 
-@pytest.mark.parametrize("what", ["nofile.pub", "keys/publisher", "RWT"])
-def test_trust_of_what_is_not_there(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trust", what]) == 2
-    line = capsys.readouterr().err
-    assert "no key and no bundle; expected the path of a key" in line and f"found {what}; check the path" in line
-
-
 def raising(error: BaseException) -> int:
     """The exit code when a verb raises."""
     from unittest.mock import patch

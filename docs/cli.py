@@ -14,6 +14,7 @@ import typer
 
 from mlcpipe.cli import app
 from mlcpipe.cli.chat.slash_commands import KEYS, command_rows
+from mlcpipe.support.env import VARIABLES
 
 PAGE = Path(__file__).with_name("cli.md")
 
@@ -38,7 +39,12 @@ def page() -> str:
             parts += ["In the conversation:", "\n".join(["| command or key | meaning |", "|---|---|", *lines])]
     parts += ["## Options of several verbs", "| option | meaning |\n|---|---|"]
     parts[-1] += "".join(f"\n| `{name}` | {text} |" for text, name in shared.items())
+    parts += ["## Environment variables", "A misspelt one is named on stderr.", _variables()]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _variables() -> str:
+    return "\n".join(["| variable | meaning |", "|---|---|", *(f"| `{n}` | {text} |" for n, text in VARIABLES.items())])
 
 
 def _text(text: str) -> str:

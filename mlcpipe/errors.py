@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_FILE = re.compile(r"\w+\.json\b")  # the start of a place without a folder
 _MAX_CHARS = 400  # per part of the line: a value of a hostile file may have millions
 
 
@@ -23,22 +28,47 @@ class MlcpipeError(Exception):
         found: object = None,
         next_step: str | None = None,
     ) -> None:
-        parts = [_bounded(what)]
-        if where is not None:
-            parts.append(f"in {where}")
-        line = " ".join(parts)
-        if expected is not None:
-            line += f"; expected {_bounded(expected)}"
-        if found is not None:
-            line += f"; found {_bounded(found)}"
-        if next_step is not None:
-            line += f"; {next_step}"
-        super().__init__(" ".join(line.split()))
         self.what = what
         self.where = where
         self.expected = expected
         self.found = found
         self.next_step = next_step
+        super().__init__(self._line())
+
+    def relocate(self, where: object) -> None:
+        """Name another place, with the other parts as they are."""
+        self.where = where
+        self.args = (self._line(),)
+
+    def _line(self) -> str:
+        line = _bounded(self.what)
+        if self.where is not None:
+            line += f" in {self.where}"
+        if self.expected is not None:
+            line += f"; expected {_bounded(self.expected)}"
+        if self.found is not None:
+            line += f"; found {_bounded(self.found)}"
+        if self.next_step is not None:
+            line += f"; {self.next_step}"
+        return " ".join(line.split())
+
+
+@contextmanager
+def naming(model: object, *places: object) -> Iterator[None]:
+    """Let errors about files below `places`, which the user did not name, name the model as the user did.
+
+    So does an error whose place is a file's name alone, such as `config.json rope_scaling`.
+    """
+    try:
+        yield
+    except MlcpipeError as error:
+        where = str(error.where or "")
+        found = next((str(place) for place in places if str(place) in where), None)
+        if found is not None:
+            error.relocate(where.replace(found, str(model)))
+        elif _FILE.match(where):
+            error.relocate(f"{where} of {model}")
+        raise
 
 
 class UsageError(MlcpipeError):

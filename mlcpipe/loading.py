@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from mlcpipe import devices
-from mlcpipe.errors import TargetError, UsageError
-from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
+from mlcpipe.errors import TargetError, UsageError, naming
+from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
 from mlcpipe.support.env import env
 from mlcpipe.support.files import local_path
 from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
+    from mlcpipe.checkpoint import Checkpoint
+    from mlcpipe.checkpoint.preview import Download
     from mlcpipe.runtime.engine import Engine
 
 _SOURCES = (".py", ".toml", ".json", ".c", ".cuh", ".metal")
@@ -87,6 +91,8 @@ def prepare_bundle(
     draft_head: str | None = None,
     quick: bool = False,
     runs_here: bool = True,
+    task: str = ANY,
+    context: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """The bundle that `load` opens: a bundle unchanged, or a checkpoint compiled once and cached.
@@ -95,6 +101,8 @@ def prepare_bundle(
     versions. `adapters` compiles a checkpoint for LoRA adapters; a bundle without is an error.
     `draft_head` compiles it with a draft head, as in `mlcpipe.compile`; a bundle is an error.
     `quick` is as there; `runs_here` is false if a browser or another machine runs the bundle.
+    `task` is one of `mlcpipe.support.defaults`, `context` the asked one: a checkpoint that does not do that is refused
+    before it is downloaded or compiled.
     Raises the errors of `load`.
     """
     progress = progress or SilentProgress()
@@ -108,37 +116,87 @@ def prepare_bundle(
         )  # fmt: skip
     if given is not None:
         _check_bundle(given, target, quantization, kv_cache_dtype, adapters)
+        _check_bundle_task(given, task, model_title(model))
         return given
     kv_cache_dtype = kv_cache_dtype or AUTO
     check_names(target or LOCAL_TARGET, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype)
     if runs_here or target is None:
         target = _target_here(device, target)  # before the work: does the device exist?
+    wanted = Wanted(target, quantization, kv_cache_dtype, adapters, quick, runs_here, task, context)
+    return _compiled(model, draft_head, wanted, progress)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The bundle of a checkpoint: the arguments of `prepare_bundle`."""
+
+    target: str
+    quantization: str | None
+    kv_cache_dtype: str
+    adapters: bool
+    quick: bool
+    runs_here: bool
+    task: str
+    context: int | None
+
+    def check(self, title: str, folder: Path, checkpoint: Checkpoint, download: Download | None) -> None:
+        """Raise the error that compiling for a bundle in `folder` would end in, as far as headers tell."""
+        from mlcpipe.compiler.preflight import Purpose  # needs TVM: not for a cached bundle
+
+        purpose = Purpose(
+            self.target, self.quantization, self.kv_cache_dtype, self.task, self.context, folder, self.runs_here, title
+        )
+        purpose.check(checkpoint, download)
+
+
+def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, progress: Progress) -> Path:
+    """The cached bundle of a checkpoint, which is downloaded and compiled if necessary."""
+    from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.eagle_head import with_draft_head
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.support.resources import demo_model_path
 
-    checkpoint = open_checkpoint(demo_model_path() if model is None else resolve(model, progress))
+    cache, title = env().cache_dir, model_title(model)
+    private_folder(cache / "bundles")  # a cache that cannot be is known before the work
+    check = functools.partial(wanted.check, title, cache / "bundles")
+    path = demo_model_path() if model is None else resolve(model, progress, check=check)
     head = None if draft_head is None else resolve(draft_head, progress)
-    if head is not None:
-        checkpoint = with_draft_head(checkpoint, head)
-    quantization = checkpoint.quantization(quantization)
-    cache = env().cache_dir
-    names = (target, recipe_name(quantization), kv_cache_dtype, *(["adapters"] if adapters else []))
-    bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
-    if not is_bundle(bundle):
-        progress.note(f"compiling {model_title(model)} for {target}, {quantization}; later starts reuse the result")
-        private_folder(bundle.parent)
+    with naming(title, path):
+        checkpoint = open_checkpoint(path)
+        if head is not None:
+            checkpoint = with_draft_head(checkpoint, head)
+        quantization = checkpoint.quantization(wanted.quantization)
+        names = (wanted.target, recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters)
+        bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
+    if is_bundle(bundle):
+        _check_bundle_task(bundle, wanted.task, title)
+        record_use(cache, typed_name(model), bundle.name)
+        return bundle
+    with naming(title, path, checkpoint.folder):
+        check(checkpoint, None)
+        progress.note(f"compiling {title} for {wanted.target}, {quantization}; later starts reuse the result")
         locks = private_folder(cache / "locks")
         with FileLock(locks / bundle.name):  # a second process waits for the first one's bundle
             if not is_bundle(bundle):
                 import mlcpipe
 
                 mlcpipe.compile(
-                    checkpoint.path, target=target, quantization=quantization, kv_cache_dtype=kv_cache_dtype,
-                    adapters=adapters, draft_head=head, output=bundle, quick=quick, progress=progress,
+                    checkpoint.path, target=wanted.target, quantization=quantization,
+                    kv_cache_dtype=wanted.kv_cache_dtype, adapters=wanted.adapters, draft_head=head, output=bundle,
+                    quick=wanted.quick, progress=progress,
                 )  # fmt: skip
+    record_use(cache, typed_name(model), bundle.name)
     return bundle
+
+
+def _check_bundle_task(bundle: Path, task: str, title: str) -> None:
+    """Raise UsageError if a bundle does not do `task`."""
+    if task != ANY:
+        from mlcpipe.bundle import read_manifest
+        from mlcpipe.bundle.tasks import check_task
+
+        check_task(task, title, embeds=read_manifest(bundle).model.embedding is not None)
 
 
 def model_title(model: str | Path | None) -> str:

@@ -12,12 +12,26 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 
 from mlcpipe.errors import TargetError, last_line
 from mlcpipe.host import cpu_features
+from mlcpipe.support.closest import closest
 from mlcpipe.support.json_files import Items, OnlyKnown, Table, invalid
 from mlcpipe.support.resources import targets_path
 from mlcpipe.support.toml_files import read_toml
 
 MAX_BYTES = 1 << 16
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+
+# What people call devices elsewhere.
+_ELSEWHERE = {
+    **dict.fromkeys(("gpu", "opencl", "rocm", "hip", "sycl", "directml", "dx12"), "vulkan, cuda or metal"),
+    **dict.fromkeys(("nvidia-gpu", "ptx"), "cuda"),
+    **dict.fromkeys(("mps", "apple", "macos-gpu"), "metal"),
+    **dict.fromkeys(("wasm", "web", "browser"), "webgpu"),
+    **dict.fromkeys(("auto", "native", "host", "llvm", "macos", "linux", "windows"), "cpu or cpu-native"),
+    **dict.fromkeys(("rpi", "raspberry", "raspberrypi", "arm64", "aarch64"), "arm64-linux"),
+    **dict.fromkeys(("x86", "x64", "amd64", "x86_64"), "x86_64-linux"),
+    **dict.fromkeys(("riscv", "riscv64"), "riscv64-linux"),
+    **dict.fromkeys(("iphone", "ipad"), "ios"),
+}
 
 Knobs = Mapping[str, int | str]
 
@@ -125,9 +139,9 @@ def load_target(name: str) -> Target:
     if not name.endswith(".toml") and (not _NAME.fullmatch(name) or not path.is_file()):
         raise TargetError(
             "unknown target",
-            expected=f"{', '.join(target_names())} or a path to a .toml file",
+            expected=closest(name, target_names(), _ELSEWHERE, "one such as cpu, vulkan or webgpu"),
             found=name,
-            next_step="see `mlcpipe doctor`",
+            next_step="`mlcpipe doctor` lists all targets; a board.toml of your own is one, too",
         )
     return _target(path.stem, _merged(path, depth=0), path)
 

@@ -365,12 +365,14 @@ def read_manifest(directory: Path, *, check_abi: bool = True) -> Manifest:
     )
     version, summary = content.get("format_version"), _summary(content)
     if version != FORMAT_VERSION:
+        newer = type(version) is int and version > FORMAT_VERSION
+        update = "a newer mlcpipe wrote it: pip install --upgrade mlcpipe, or " if newer else ""
         raise BundleError(
             "the bundle has an unsupported format_version",
             where=path,
             expected=FORMAT_VERSION,
             found=repr(version)[:80],
-            next_step=f"recompile with: {_command(directory, summary)}",
+            next_step=f"{update}recompile with: {_command(directory, summary)}",
         )
     manifest = validated(Manifest, content, what=MANIFEST, where=directory, error=BundleError, next_step=RECOMPILE)
     if check_abi and manifest.abi != abi_hash():

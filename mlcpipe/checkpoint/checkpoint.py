@@ -16,7 +16,7 @@ from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes, read_float32
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, KEEP
-from mlcpipe.support.json_files import shown, shown_path
+from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -48,6 +48,8 @@ MAX_TEXTS = 64
 MAX_NAME = 200  # characters of the model's
 MAX_CONFIG_BYTES = 16_000_000  # quantized checkpoints list their modules there; real ones stay below 1 MB
 _HASH = re.compile(r"[0-9a-f]{64}")
+DOWNLOAD_AGAIN = "download the checkpoint again"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -193,3 +195,8 @@ def _is_hash(value: object) -> bool:
 def printable_name(name: str) -> str | None:
     """The model's name without control characters, at most MAX_NAME of it; None if nothing is left."""
     return "".join(filter(str.isprintable, name))[:MAX_NAME] or None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in config.json or generation_config.json. Raises ConfigError."""
+    return read_json_object(path, limit=MAX_CONFIG_BYTES, error=ConfigError, next_step=DOWNLOAD_AGAIN)

@@ -10,28 +10,32 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from mlcpipe.bundle.cached import record_use
 from mlcpipe.checkpoint.checkpoint import (
     CONFIG,
     EMBEDDING_FILES,
     GENERATION_CONFIG,
     INDEX,
+    PICKLES,
     SINGLE_FILE,
     TEMPLATES,
     TOKENIZER_FILES,
+    Checkpoint,
 )
 from mlcpipe.checkpoint.content_hash import file_digest
 from mlcpipe.checkpoint.gguf.choice import TAG, gguf_models
 from mlcpipe.checkpoint.ollama import resolve_ollama
-from mlcpipe.checkpoint.open import PICKLES, read_weight_map
+from mlcpipe.checkpoint.open import read_weight_map
+from mlcpipe.checkpoint.preview import Download, config_preview, gguf_preview
 from mlcpipe.checkpoint.transfer import RemoteFile, fetch_file, read_answer
-from mlcpipe.errors import CheckpointError, DownloadError, ResourceError
+from mlcpipe.errors import CheckpointError, DownloadError, ResourceError, naming
 from mlcpipe.support.atomic import atomic_write
 from mlcpipe.support.disk import FULL_DISK, check_disk_space
 from mlcpipe.support.env import env, expanded
@@ -45,6 +49,7 @@ SPEC = re.compile(
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+Check = Callable[[Checkpoint, Download], None]
 MAX_PART = 96
 MAX_GIT_BYTES = 1 << 30  # of a file that is stored in git itself
 MAX_LISTING_BYTES, MAX_LISTING_S = 32 << 20, 60  # 100,000 files
@@ -80,14 +85,16 @@ def parse_spec(spec: str) -> HubModel:
 
 
 def resolve(
-    spec: str | Path, progress: Progress, *, cache_dir: Path | None = None, endpoint: str | None = None
-) -> Path:
+    spec: str | Path, progress: Progress, *, check: Check | None = None, cache_dir: Path | None = None,
+    endpoint: str | None = None,
+) -> Path:  # fmt: skip
     """The checkpoint for `spec`: a path unchanged, Ollama's file, or an `hf://` model, downloaded if needed.
 
     Downloads configurations, tokenizer files, the chat template, and safetensors with their index; or with a tag only
     the GGUF file that it names, with its parts; never code or pickles. An interrupted download resumes, even in a later
     call. Every file is checked against the hash that the hub lists, also those that another program put into the
     cache. When the hub is unreachable, a complete copy in the cache is used.
+    `check` is called with what is known of a model before its weights are downloaded, and may refuse it.
     `cache_dir` and `endpoint` default to huggingface_hub's (HF_HOME, HF_ENDPOINT).
 
     Raises DownloadError (missing package, hub or model, damaged content), ResourceError (disk full) and
@@ -109,12 +116,12 @@ def resolve(
             next_step="pip install 'mlcpipe[hub]'",
         ) from error
     cache = expanded(cache_dir or HF_HUB_CACHE)
-    repo_folder = cache / f"models--{model.repo.replace('/', '--')}"
+    repo = repo_folder(cache, model.repo)
     with _translated(model, cache):
         try:
             listing = _listing(model, endpoint or ENDPOINT)
         except _unreachable() as error:
-            copy = _complete_copy(repo_folder, model)
+            copy = _complete_copy(repo, model)
             if copy is None:
                 raise DownloadError(
                     f"cannot reach the hub for {model}",
@@ -124,7 +131,15 @@ def resolve(
                 ) from error
             progress.stage(f"cannot reach the hub, using the cached copy of {model}")
             return copy
-        return _Snapshot(model, listing, cache, repo_folder, endpoint).download(progress)
+        path = _Snapshot(model, listing, cache, repo, endpoint).download(progress, check)
+    if cache_dir is None:
+        record_use(env().cache, str(model).replace("@main", "", 1), "")
+    return path
+
+
+def repo_folder(cache: Path, repo: str) -> Path:
+    """The folder of `org/name` in a hub's cache."""
+    return cache / f"models--{repo.replace('/', '--')}"
 
 
 def _listing(model: HubModel, endpoint: str) -> dict[str, Any]:
@@ -159,10 +174,14 @@ class _Snapshot:
                 raise _invalid_response(model, f"file {shown(sibling)}")
             self._listed[sibling["rfilename"]] = sibling
 
-    def download(self, progress: Progress) -> Path:
+    def download(self, progress: Progress, check: Check | None) -> Path:
         """Fetches what is missing, small files first, and returns the snapshot's folder, or its GGUF file."""
         if self._model.tag:
             files = self._gguf_files()
+            if check is not None and (missing := self._missing(files)):
+                progress.stage(f"check the header of {self._model}")
+                with gguf_preview([self._remote(name) for name in files], self._model) as preview:
+                    self._check(check, preview, missing)
             path = self._fetch(files, "download weights", progress) / files[0]
             self._remember_revision()
             return path
@@ -178,9 +197,16 @@ class _Snapshot:
         weights = (
             [SINGLE_FILE] if SINGLE_FILE in self._listed else sorted(set(read_weight_map(folder / INDEX).values()))
         )
+        if check is not None and (missing := self._missing(weights)):
+            self._check(check, config_preview(folder), missing)
         self._fetch(weights, "download weights", progress)
         self._remember_revision()
         return folder
+
+    def _check(self, check: Check, preview: Checkpoint, missing: Sequence[RemoteFile]) -> None:
+        """Let `check` judge a model whose files are `missing`; its errors name the model, not the cache."""
+        with naming(self._model, preview.path, preview.folder):
+            check(preview, Download(self._blobs, self._missing_bytes(missing)))
 
     def _remember_revision(self) -> None:
         """Store the commit of a branch or tag, for when the hub is unreachable."""
@@ -202,16 +228,27 @@ class _Snapshot:
             )
         return models[0]
 
+    @property
+    def _folder(self) -> Path:
+        return self._repo_folder / "snapshots" / self._commit
+
+    @property
+    def _blobs(self) -> Path:
+        return self._repo_folder / "blobs"
+
+    def _missing(self, names: Sequence[str]) -> list[RemoteFile]:
+        return [remote for remote in map(self._remote, names) if not _present(self._folder / remote.name, remote)]
+
+    def _missing_bytes(self, missing: Sequence[RemoteFile]) -> int:
+        return sum(remote.size - _present_bytes(self._blobs, remote) for remote in missing)
+
     def _fetch(self, names: Sequence[str], stage: str, progress: Progress) -> Path:
-        folder = self._repo_folder / "snapshots" / self._commit
-        missing = [remote for remote in map(self._remote, names) if not _present(folder / remote.name, remote)]
+        folder, blobs, missing = self._folder, self._blobs, self._missing(names)
         if missing:
             progress.stage(f"{stage} of {self._model}")
             progress.bytes_total(sum(remote.size for remote in missing))
-            blobs = self._repo_folder / "blobs"
             blobs.mkdir(parents=True, exist_ok=True)
-            needed = sum(remote.size - _present_bytes(blobs, remote) for remote in missing)
-            check_disk_space(blobs, needed)
+            check_disk_space(blobs, self._missing_bytes(missing))
             for remote in missing:
                 blob = blobs / remote.digest
                 if _present(blob, remote):

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import MappingProxyType
 
-from mlcpipe.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, INDEX, MAX_CONFIG_BYTES, SINGLE_FILE, Checkpoint
+from mlcpipe.checkpoint.checkpoint import (
+    CONFIG,
+    GENERATION_CONFIG,
+    INDEX,
+    SINGLE_FILE,
+    Checkpoint,
+    read_config,
+)
 from mlcpipe.checkpoint.expert_stacks import unstacked
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
+from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
 from mlcpipe.checkpoint.quantized import quantized
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, check_name, read_header
 from mlcpipe.checkpoint.tied import settled
-from mlcpipe.errors import CheckpointError, ConfigError
+from mlcpipe.errors import CheckpointError
 from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -27,22 +35,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     folder = Path(path)
     if not folder.is_dir():
-        if folder.suffix == SUFFIX or is_gguf(folder):
+        if (folder.suffix == SUFFIX and folder.exists()) or is_gguf(folder):
             return open_gguf(folder)
-        raise CheckpointError(
-            "not a checkpoint folder",
-            where=shown_path(folder),
-            expected=f"a folder with {CONFIG} and {SINGLE_FILE}, or a GGUF file",
-            found="a file" if folder.exists() else "nothing",
-            next_step="give the folder, or hf://org/name to download one",
-        )
-    config = read_json_object(folder / CONFIG, limit=MAX_CONFIG_BYTES, error=ConfigError)
+        raise no_path(folder)
+    if not os.path.lexists(folder / CONFIG):
+        raise no_checkpoint(folder)
+    config = read_config(folder / CONFIG)
     generation = folder / GENERATION_CONFIG
-    generation_config = (
-        read_json_object(generation, limit=MAX_CONFIG_BYTES, error=ConfigError)
-        if generation.exists() or generation.is_symlink()
-        else {}
-    )
+    generation_config = read_config(generation) if os.path.lexists(generation) else {}
     if (folder / SINGLE_FILE).exists():
         files: tuple[Path, ...] = (folder / SINGLE_FILE,)
         tensors = _gather(files)
@@ -52,7 +52,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         tensors = _gather(files)
         _check_weight_map(weight_map, tensors, folder)
     else:
-        raise _no_weights(folder)
+        raise no_checkpoint(folder)
     if not tensors:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
@@ -117,33 +117,3 @@ def _check_weight_map(weight_map: dict[str, str], tensors: dict[str, TensorInfo]
                 found=shown(tensor.file.name),
                 next_step="download the checkpoint again",
             )
-
-
-def _no_weights(folder: Path) -> CheckpointError:
-    names = sorted(entry.name for entry in folder.iterdir())
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    others = [name for name in names if name.endswith(".safetensors")]
-    where, expected = shown_path(folder), f"{SINGLE_FILE} or {INDEX}"
-    if others:
-        return CheckpointError(
-            "no usable weights",
-            where=where,
-            expected=expected,
-            found=", ".join(shown(name) for name in others[:3]) + (" ..." if len(others) > 3 else ""),
-            next_step=f"rename a single file to {SINGLE_FILE}, or add the index of the shards",
-        )
-    if pickles:
-        return CheckpointError(
-            "pickled weights are refused: loading them can run arbitrary code",
-            where=where,
-            expected=expected,
-            found=", ".join(shown(name) for name in pickles[:3]),
-            next_step="convert them to safetensors: transformers' model.save_pretrained(folder)",
-        )
-    return CheckpointError(
-        "no weights",
-        where=where,
-        expected=expected,
-        found="neither",
-        next_step="download the checkpoint again",
-    )

@@ -118,27 +118,40 @@ def quantized(checkpoint: Checkpoint) -> Checkpoint:
     if found is None:
         return checkpoint
     method, settings = found
-    if method not in method_names():
-        raise ConfigError(
-            "field quantization_config.quant_method is not supported", where=settings.where,
-            expected=", ".join(method_names()), found=shown(method),
-            next_step="take the original checkpoint, or one in a format that is supported",
-        )  # fmt: skip
     reader = importlib.import_module(f"mlcpipe.checkpoint.methods.{method.replace('-', '_')}")
     matrices, used = reader.matrices(settings, checkpoint.tensors)
     settings.finish()
     plain = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in used}
     for name in plain.keys() & matrices.keys():
         raise CheckpointError(f"tensor {shown(name)} is stored twice", where=shown_path(checkpoint.path))
-    config = {name: value for name, value in checkpoint.config.items() if name not in (_FIELD, _MLX_FIELD)}
     ordered = MappingProxyType(dict(sorted((plain | matrices).items())))
     return QuantizedCheckpoint(
-        checkpoint.path, config, checkpoint.generation_config, ordered, checkpoint.weight_files, method=method
+        checkpoint.path,
+        _plain_config(checkpoint),
+        checkpoint.generation_config,
+        ordered,
+        checkpoint.weight_files,
+        method=method,
     )
 
 
+def without_quantization(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint whose tensors are not known, without the field for them. Raises ConfigError for another method."""
+    found = _settings(checkpoint.config)
+    if found is None:
+        return checkpoint
+    config, files = _plain_config(checkpoint), checkpoint.weight_files
+    return QuantizedCheckpoint(
+        checkpoint.path, config, checkpoint.generation_config, checkpoint.tensors, files, method=found[0]
+    )
+
+
+def _plain_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {name: value for name, value in checkpoint.config.items() if name not in (_FIELD, _MLX_FIELD)}
+
+
 def _settings(config: Mapping[str, Any]) -> tuple[str, QuantizationConfig] | None:
-    """The method's name and its fields; None for a checkpoint that is not quantized."""
+    """The method's name and its fields; None for a checkpoint that is not quantized. Raises ConfigError."""
     values, mlx = config.get(_FIELD), config.get(_MLX_FIELD)
     if isinstance(mlx, Mapping) and "bits" in mlx:
         return "mlx", QuantizationConfig(mlx, _MLX_FIELD)
@@ -146,4 +159,11 @@ def _settings(config: Mapping[str, Any]) -> tuple[str, QuantizationConfig] | Non
         return None
     method = values.get("quant_method")
     name = method.removeprefix("intel/") if isinstance(method, str) else repr(method)
-    return name, QuantizationConfig({key: value for key, value in values.items() if key != "quant_method"}, _FIELD)
+    settings = QuantizationConfig({key: value for key, value in values.items() if key != "quant_method"}, _FIELD)
+    if name not in method_names():
+        raise ConfigError(
+            "field quantization_config.quant_method is not supported", where=settings.where,
+            expected=", ".join(method_names()), found=shown(name),
+            next_step="take the original checkpoint, or one in a format that is supported",
+        )  # fmt: skip
+    return name, settings

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.errors import CheckpointError, ResourceError
-from mlcpipe.support.files import file_size
+from mlcpipe.support.files import LFS_ADVICE, LFS_START, file_size
 from mlcpipe.support.json_files import parse_json_object, shown, shown_path
 
 MAX_HEADER_BYTES = 32 << 20
@@ -75,7 +75,7 @@ class TensorInfo:
 
 def read_header(path: Path) -> tuple[TensorInfo, ...]:
     """All tensors of the file, in data order. Raises CheckpointError unless the file is well formed."""
-    size = file_size(path, CheckpointError)
+    size = file_size(path, CheckpointError, "weight file", "download the checkpoint again")
     where = shown_path(path)
     try:
         with path.open("rb") as file:
@@ -84,6 +84,8 @@ def read_header(path: Path) -> tuple[TensorInfo, ...]:
                 raise CheckpointError(
                     "truncated safetensors file", where=where, expected="at least 8 bytes", found=f"{size}"
                 )
+            if prefix == LFS_START[:8]:
+                raise CheckpointError("a pointer of Git LFS, not the weights", where=where, next_step=LFS_ADVICE)
             (length,) = struct.unpack("<Q", prefix)
             if length > MAX_HEADER_BYTES:
                 raise CheckpointError(

@@ -156,6 +156,22 @@ class _Partial:
         )
 
 
+def read_range(remote: RemoteFile, start: int, count: int) -> bytes:
+    """`count` bytes of a file from `start` on, or fewer at its end; a hub may answer with more, which is not read.
+
+    Raises httpx2's TransportError and huggingface_hub's HfHubHTTPError.
+    """
+    content = bytearray()
+    with _answer(remote.url, {"Range": f"bytes={start}-{start + count - 1}"}) as response:
+        _check_status(response)
+        before = 0 if response.status_code == 206 else start  # a hub without ranges sends all
+        for chunk in response.iter_bytes(CHUNK_BYTES):
+            content += chunk
+            if len(content) >= before + count:
+                break
+    return bytes(content[before : before + count])
+
+
 def read_answer(url: str, max_bytes: int, max_s: float) -> bytes | None:
     """The body of a hub's answer, None if it is longer. It takes `max_s`, from the first byte asked to the last.
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from mlcpipe.cli.bench.command import bench_command
+from mlcpipe.cli.cached import list_command, pull_command, rm_command
 from mlcpipe.cli.chat.command import chat_command
 from mlcpipe.cli.compile import compile_command
 from mlcpipe.cli.convert import convert_command
@@ -29,7 +32,7 @@ from mlcpipe.cli.serve import serve_command
 from mlcpipe.cli.sign import sign_command, trust_command
 from mlcpipe.cli.tune.command import tune_command
 from mlcpipe.errors import CheckpointWarning, ForeignBundleWarning, MlcpipeError, UsageError, no_memory
-from mlcpipe.support.env import env, name_a_home
+from mlcpipe.support.env import env, misspelt, name_a_home
 
 
 class _Command(TyperCommand):
@@ -60,6 +63,9 @@ app = _App(
 app.command("chat")(chat_command)
 app.command("serve")(serve_command)
 app.command("embed")(embed_command)
+app.command("list")(list_command)
+app.command("pull")(pull_command)
+app.command("rm")(rm_command)
 app.command("compile")(compile_command)
 app.command("convert")(convert_command)
 app.command("prune")(prune_command)
@@ -76,6 +82,10 @@ app.command("doctor")(doctor_command)
 _ArgumentError: type[typer.BadParameter] = next(
     base for base in reversed(typer.BadParameter.__mro__) if hasattr(base, "format_message")
 )
+# Verbs of Ollama, llama.cpp, git and shells.
+_ELSEWHERE = {"run": "chat", "cli": "chat", "generate": "chat", "ps": "list", "ls": "list", "download": "pull",
+              "get": "pull", "delete": "rm", "remove": "rm", "show": "inspect", "info": "inspect", "start": "serve",
+              "server": "serve", "quantize": "compile", "build": "compile", "create": "compile"}  # fmt: skip
 _BUG = 70  # EX_SOFTWARE of sysexits.h
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _SHOWN = 120  # characters of a path in a message
@@ -123,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         return _BROKEN_PIPE
     except _ArgumentError as error:
-        _report(f"{error.format_message().rstrip('.')}; `{_command_path(error)} --help` explains")
+        _report(f"{_explained(error.format_message())}; `{_command_path(error)} --help` explains")
         return 2
     except MlcpipeError as error:
         _report(str(error))
@@ -158,6 +168,8 @@ class _NoTorch:
 def _run(arguments: list[str] | None) -> int:
     if sys.stdout is None:
         raise UsageError("there is nowhere to write to", expected="an open stdout", found="a closed one")
+    for name, meant in misspelt():
+        _say_note(f"the environment variable {name} has no effect; {meant} is one")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_note, warnings.showwarning)
@@ -173,6 +185,10 @@ def _note(show: Callable[..., None], message: Warning | str, category: type[Warn
     """Our warnings in one line: a foreign bundle's code, ignored settings; others as Python shows them."""
     if not issubclass(category, (CheckpointWarning, ForeignBundleWarning)):
         return show(message, category, *where, **more)
+    _say_note(message)
+
+
+def _say_note(message: object) -> None:
     from mlcpipe.cli.terminal import say, stderr_console
 
     say(stderr_console(), f"note: {message}")
@@ -195,6 +211,11 @@ def _refusal(error: OSError) -> MlcpipeError:
     """The user's error for a refusal of the system: an unreadable folder, a full disk, a long name."""
     name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    if name and _of_cache(name):
+        return UsageError(
+            "the cache cannot be used", where=repr(shown), expected="a folder that you may write to",
+            found=error.strerror, next_step="set MLCPIPE_CACHE to another folder",
+        )  # fmt: skip
     steps = {errno.ENAMETOOLONG: "a question goes to --prompt", errno.EACCES: "check the permissions",
              errno.ENOSPC: "free space, or write to another disk"}  # fmt: skip
     return UsageError(
@@ -202,6 +223,22 @@ def _refusal(error: OSError) -> MlcpipeError:
         found=error.strerror or str(error) or type(error).__name__,
         next_step=steps.get(error.errno or 0),
     )
+
+
+def _of_cache(name: str) -> bool:
+    """Whether a path is the cache, in it, or a folder above it that cannot be made."""
+    with contextlib.suppress(MlcpipeError):
+        path, cache = Path(name), env().cache
+        return cache is not None and (path.is_relative_to(cache) or (cache.is_relative_to(path) and not path.is_dir()))
+    return False
+
+
+def _explained(message: str) -> str:
+    """What is wrong with arguments; for verbs of other programs the one here."""
+    match = re.match(r"(No such command '(\w+)')", message)
+    if match and (verb := _ELSEWHERE.get(match[2])):
+        return f"{match[1]}. Did you mean '{verb}'?"
+    return message.rstrip(".")
 
 
 def _command_path(error: object) -> str:

@@ -27,12 +27,11 @@ from mlcpipe.cli.options import (
 )
 from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
-from mlcpipe.errors import UsageError
-from mlcpipe.host.cpu_features import architecture, architecture_of
+from mlcpipe.errors import UsageError, naming
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names, check_runs_here
 from mlcpipe.support.atomic import check_early
-from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, NO_CALIBRATION, QUALITY_TOKENS
+from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, NO_CALIBRATION, QUALITY_TOKENS, SERVE
 from mlcpipe.support.progress import ConsoleProgress, Progress, console_progress
 
 if TYPE_CHECKING:
@@ -95,6 +94,7 @@ def compile_command(
     check_bits(bits_per_weight, bits_text, quantization)
     import mlcpipe
     from mlcpipe.checkpoint import resolve
+    from mlcpipe.compiler.preflight import Purpose
     from mlcpipe.quality.requirements import parse_requirements
 
     requirements = parse_requirements(require)
@@ -104,27 +104,29 @@ def compile_command(
         raise UsageError(f"--{'text' if text else 'tokens'} has no effect", next_step="use it with --require")
     check_texts(calibration, bits_text, text)
     with console_progress(stderr_console()) as progress:
-        checkpoint = resolve(model, progress)
+        purpose = Purpose(target, quantization, kv_cache_dtype or AUTO, SERVE, disk=output, title=model)
+        checkpoint = resolve(model, progress, check=purpose.check)
         head = None if draft_head is None else resolve(draft_head, progress)
         check = (
             _quality_check(checkpoint, requirements, text, tokens or QUALITY_TOKENS, progress) if requirements else None
         )
-        bundle = mlcpipe.compile(
-            checkpoint,
-            target=target,
-            quantization=_recipe(checkpoint, target, bits_per_weight, bits_text, progress) or quantization,
-            output=output,
-            method=method,
-            calibration=calibration,
-            context_length=context,
-            kv_cache_dtype=kv_cache_dtype or AUTO,
-            adapters=adapters,
-            draft_head=head,
-            quick=quick,
-            overwrite=overwrite,
-            check=check,
-            progress=progress,
-        )
+        with naming(model, checkpoint):
+            bundle = mlcpipe.compile(
+                checkpoint,
+                target=target,
+                quantization=_recipe(checkpoint, target, bits_per_weight, bits_text, progress) or quantization,
+                output=output,
+                method=method,
+                calibration=calibration,
+                context_length=context,
+                kv_cache_dtype=kv_cache_dtype or AUTO,
+                adapters=adapters,
+                draft_head=head,
+                quick=quick,
+                overwrite=overwrite,
+                check=check,
+                progress=progress,
+            )
     manifest = read_manifest(bundle)
     bits = _bits_per_weight(manifest, checkpoint, head)
     if as_json:
@@ -225,21 +227,8 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
         ("workspace", byte_size(max(plan.workspace_bytes.values(), default=0))),
         *((stage.name, f"{stage.seconds:.1f} s") for stage in progress.stages),
     ]  # fmt: skip
+    from mlcpipe.bundle.tasks import next_command
+
     console = stdout_console()
     print_rows(console, rows)
-    say(console, f"\nNow type:  {_next_command(bundle, manifest)}")
-
-
-def _next_command(bundle: Path, manifest: Manifest) -> str:
-    """The command that runs a bundle, here or on the machine that it was compiled for."""
-    from mlcpipe.support.generated import shell_word
-
-    triple, word = manifest.target.triple, shell_word(bundle)
-    if app := next((system for system in ("ios", "android") if system in triple), None):
-        return f"mlcpipe package {word} --app {app} -o Chat"
-    if "linux" in triple and architecture_of(triple) != architecture():
-        return f"mlcpipe package {word} --app cli -o chat"
-    embedding = manifest.model.embedding
-    if embedding is None:
-        return f"mlcpipe chat {word}"
-    return f'mlcpipe embed {word} {"--query QUESTION " if embedding.task == "rerank" else ""}"a text"'
+    say(console, f"\nNow type:  {next_command(bundle, manifest)}")

@@ -16,6 +16,7 @@ from mlcpipe.cli.options import (
     QuantizationOption,
 )
 from mlcpipe.cli.terminal import say, stderr_console, stdout_console
+from mlcpipe.errors import naming
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names
 from mlcpipe.support.atomic import check_early
@@ -45,21 +46,18 @@ def convert_command(
     import mlcpipe
     from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
     from mlcpipe.checkpoint import resolve
+    from mlcpipe.compiler.preflight import Purpose
 
     target = target or DEFAULT_TARGET
     check_early(output, TENSOR_CACHE if overwrite else "")
     check_names(target, quantization or DEFAULT_QUANTIZATION)
     with console_progress(stderr_console()) as progress:
-        checkpoint = resolve(model, progress)
-        made = mlcpipe.convert(
-            checkpoint,
-            target=target,
-            quantization=quantization,
-            output=output,
-            method=method,
-            calibration=calibration,
-            overwrite=overwrite,
-            progress=progress,
-        )
+        purpose = Purpose(target, quantization, disk=output, title=model)
+        checkpoint = resolve(model, progress, check=purpose.check)
+        with naming(model, checkpoint):
+            made = mlcpipe.convert(
+                checkpoint, target=target, quantization=quantization, output=output, method=method,
+                calibration=calibration, overwrite=overwrite, progress=progress,
+            )  # fmt: skip
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
     say(stdout_console(), f"{made}: {byte_size(size)}, {quantization or DEFAULT_QUANTIZATION}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +19,7 @@ from mlcpipe.host.finding import Finding, byte_size
 from mlcpipe.host.memory import free_memory
 from mlcpipe.host.versions import package_version, system_name
 from mlcpipe.support.defaults import DEFAULT_TARGET
+from mlcpipe.support.disk import folder_bytes
 from mlcpipe.support.env import env
 from mlcpipe.version import PINNED, __version__
 
@@ -107,7 +105,7 @@ def _machine(bandwidth: bool) -> Iterator[Finding]:
         speed = read_bandwidth_gb_s(threads or physical)
         yield Finding("read bandwidth", "note", f"{speed:.1f} GB/s with {threads or physical} threads")
     folder = env().cache
-    yield Finding("cache", "note", f"{folder}, {byte_size(_tree_bytes(folder))}" if folder else "none: no home folder")
+    yield Finding("cache", "note", f"{folder}, {byte_size(folder_bytes(folder))}" if folder else "none: no home folder")
 
 
 def _devices() -> dict[str, list[Finding]]:
@@ -184,15 +182,6 @@ def _verdict(cpu: Finding, gpus: Mapping[str, Sequence[Finding]], targets: Mappi
             advice += [f"{step} ({kind})" for step in steps[:1]]
     text = f"Ready: {' and '.join(ready)}."
     return f"{text} For a GPU: {'; or '.join(advice)}." if advice and len(ready) == 1 else text
-
-
-def _tree_bytes(folder: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # another program removes it meanwhile
-                total += os.lstat(os.path.join(root, name)).st_size
-    return total
 
 
 def _show(verdict: str, findings: list[Finding]) -> None:

@@ -17,9 +17,9 @@ from mlcpipe.cli.options import (
     check_at_least_one,
 )
 from mlcpipe.cli.terminal import print_json, stderr_console
-from mlcpipe.errors import UsageError, last_line
+from mlcpipe.errors import UsageError, last_line, naming
 from mlcpipe.loading import engine_device, prepare_bundle
-from mlcpipe.support.defaults import AUTO
+from mlcpipe.support.defaults import AUTO, EMBED
 from mlcpipe.support.files import read_bounded
 from mlcpipe.support.progress import console_progress
 
@@ -69,10 +69,11 @@ def embed_command(
     if query is not None and (prompt is not None or dimensions is not None):
         raise UsageError(f"--{'prompt' if prompt is not None else 'dimensions'} has no effect with --query")
     with console_progress(stderr_console(), lasting=False) as progress:
-        bundle = prepare_bundle(model, device, quantization, target=target, progress=progress)
+        bundle = prepare_bundle(model, device, quantization, target=target, task=EMBED, progress=progress)
         from mlcpipe import Embedder
 
-        embedder = Embedder(bundle, device=engine_device(device), threads=threads, progress=progress)
+        with naming(model, bundle):
+            embedder = Embedder(bundle, device=engine_device(device), threads=threads, progress=progress)
     if query is not None:
         _print_scores(embedder, query, given, truncate, as_json)
         return

@@ -34,6 +34,13 @@ def quality_command(
         str,
         typer.Option(help="What it was compiled from: a checkpoint folder, GGUF file, hf:// or ollama:// name."),
     ],
+    other_reference: Annotated[
+        bool,
+        typer.Option(
+            "--other-reference",
+            help="Let the reference be another checkpoint, such as the one before pruning or somebody's quantization.",
+        ),
+    ] = False,
     text: TextOption = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the text to use.")] = QUALITY_TOKENS,
     decode_tokens: Annotated[
@@ -65,7 +72,9 @@ def quality_command(
     requirements = parse_requirements(require)
     manifest = read_manifest(bundle)
     with console_progress(stderr_console(), lasting=False) as progress:
-        exact = prepare_reference(reference, manifest.memory_plan.weights_bytes, progress)
+        drafts = manifest.model.draft_heads or manifest.model.eagle  # their files count in the hash
+        own = None if other_reference or drafts else manifest.checkpoint_hash
+        exact = prepare_reference(reference, manifest.memory_plan.weights_bytes, progress, own)
         asked = QualityOptions(bundle, exact, text or OWN_TEXT, tokens, decode_tokens, threads, engine_device(device))
         report = measure(asked, progress)
     unwritten = record(bundle, manifest, report.quality)

@@ -16,6 +16,7 @@ from mlcpipe.cli.serve_replicas import check_on_host, check_ray, serve_replicas,
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import UsageError, last_line
 from mlcpipe.loading import engine_device, is_bundle, prepare_bundle
+from mlcpipe.support.defaults import SERVE
 from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME, read_bounded
 from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import console_progress
@@ -119,7 +120,10 @@ def _prepare(options: ServeOptions) -> Bundles:
             prepare_bundle, quantization=options.quantization, target=options.target,
             kv_cache_dtype=options.kv_cache_dtype, progress=progress,
         )  # fmt: skip
-        own = prepare(options.model, device, adapters=options.with_adapters, draft_head=options.draft_head)
+        own = prepare(
+            options.model, device, adapters=options.with_adapters, draft_head=options.draft_head, task=SERVE,
+            context=options.context,
+        )  # fmt: skip
         drafts = None if options.draft_model is None else prepare(options.draft_model, device)
         return Bundles(own, drafts)
 

@@ -21,6 +21,7 @@ from mlcpipe.support.private import private_folder
 if TYPE_CHECKING:
     from rich.console import Console
 
+_KEY_LINE = re.compile(r"[A-Za-z0-9+/]{50,}=*")  # base64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 
 
@@ -110,6 +111,11 @@ def trust_command(
     if path is not None and is_bundle(path):
         return _accept(path, console, remove=remove)
     is_file = path is not None and os.path.isfile(path)
+    if not is_file and not _KEY_LINE.fullmatch(what):
+        raise UsageError(
+            "no key and no bundle", found=what, expected="the path of a key or bundle, "
+            "or the 56 characters of a key", next_step="check the path" if path and not path.exists() else None,
+        )  # fmt: skip
     text = read_bounded(Path(path), MAX_BYTES, SignatureError) if is_file and path else os.fsencode(what)
     key = parse_public_key(text)
     folder = publishers_folder()

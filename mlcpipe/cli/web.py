@@ -11,7 +11,7 @@ from mlcpipe import devices
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import UsageError
 from mlcpipe.loading import bundle_of, model_title, prepare_bundle
-from mlcpipe.support.defaults import AUTO
+from mlcpipe.support.defaults import AUTO, CHAT
 from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
@@ -83,5 +83,5 @@ def _bundle(model: str | None, target: str | None, quantization: str | None, con
     with console_progress(console) as progress:
         # The library comes from this disk: its size matters less than a minute of linking.
         return prepare_bundle(
-            model, quantization=quantization, target=target, quick=True, runs_here=False, progress=progress
+            model, quantization=quantization, target=target, quick=True, runs_here=False, task=CHAT, progress=progress
         )

@@ -22,6 +22,7 @@ from mlcpipe.compiler.calibration.text import CalibrationText, calibration_text
 from mlcpipe.compiler.export import with_metadata
 from mlcpipe.compiler.job import Job, lower, lower_companion
 from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metadata, manifest, mlc_config
+from mlcpipe.compiler.preflight import BUNDLE_BYTES, Purpose
 from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.errors import ConfigError
 from mlcpipe.passes import pipeline
@@ -82,7 +83,8 @@ def compile(
     Raises an error of `mlcpipe.errors` that says what, where and what to do.
     """
     progress = progress or SilentProgress()
-    source = open_checkpoint(resolve(checkpoint, progress))
+    purpose = Purpose(target, quantization, kv_cache_dtype, disk=Path(output), title=str(checkpoint))
+    source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
     if draft_head is not None:
         source = with_draft_head(source, resolve(draft_head, progress))
     quantization = _quantization(source, quantization, progress)
@@ -93,6 +95,8 @@ def compile(
     method = method_of(job.scheme, method, job.schemes)
     text = calibration_text(method, calibration)
     fitted_to = (*source.fitted_to, job.plan.text_sha256, text.sha256 if text else "")
+    if job.tokenizer is None:
+        progress.note("the checkpoint has no tokenizer: the bundle takes token ids, and `mlcpipe chat` refuses it")
     companions = described.companions if quantization == AUTO else ()
     jobs = [*(lower_companion(job, name, kv_cache_dtype) for name in companions), job]
     check_memory(job.state.weights)
@@ -150,7 +154,8 @@ def convert(
     `method` and `calibration` are as in `compile`. `overwrite` replaces a folder that holds a `tensor-cache.json`.
     """
     progress = progress or SilentProgress()
-    source = open_checkpoint(resolve(checkpoint, progress))
+    purpose = Purpose(target, quantization, disk=Path(output), title=str(checkpoint))
+    source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
     quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
     job = lower(source, load_target(target), quantization)
@@ -196,8 +201,8 @@ def _quantization(
 
 
 def _needed_bytes(job: Job) -> int:
-    """Disk space for the weights, and 64 MiB for everything else."""
-    return job.weights_bytes + (64 << 20)
+    """Disk space for the weights and everything else."""
+    return job.weights_bytes + BUNDLE_BYTES
 
 
 def _write_libraries(

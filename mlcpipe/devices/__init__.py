@@ -9,10 +9,21 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from mlcpipe.errors import TargetError, UsageError
+from mlcpipe.support.closest import closest
 
 if TYPE_CHECKING:
     from mlcpipe.bundle.manifest import VariantInfo
     from mlcpipe.devices.base import Device, Kind
+
+
+# What people call devices elsewhere.
+_ELSEWHERE = {
+    **dict.fromkeys(("gpu", "opencl", "rocm", "igpu"), "vulkan, cuda or metal"),
+    "mps": "metal",
+    "nvidia": "cuda",
+    **dict.fromkeys(("npu", "host"), "cpu"),
+    **dict.fromkeys(("web", "wasm", "browser"), "`mlcpipe chat --web`, which runs in a browser"),
+}
 
 
 @functools.cache
@@ -25,7 +36,10 @@ def kinds() -> tuple[str, ...]:
 def kind(name: str) -> Kind:
     """The module of a kind. Raises UsageError for another name."""
     if name not in kinds():
-        raise UsageError("there is no such device", expected=", ".join(kinds()), found=repr(name)[:80])
+        raise UsageError(
+            "there is no such device", expected=closest(name, kinds(), _ELSEWHERE), found=repr(name)[:80],
+            next_step="`mlcpipe doctor` lists this computer's",
+        )  # fmt: skip
     return cast("Kind", importlib.import_module(f"mlcpipe.devices.{name}"))
 
 

@@ -36,7 +36,7 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
             where="config.json model_type",
             expected=", ".join(model_types()),
             found=repr(model_type),
-            next_step="add mlcpipe/models/<model_type>.py (CONTRIBUTING.md: add a model)",
+            next_step="take a model of one of these (docs/models.md); a GGUF file of this one does not help",
         )
     model = build_from(config, _module(model_type).build)
     assert isinstance(model, CausalLM)

@@ -18,6 +18,7 @@ from mlcpipe.compiler.calibration.layer import model_of
 from mlcpipe.compiler.calibration.stream import Stream
 from mlcpipe.compiler.calibration.text import read_calibration, windows_of
 from mlcpipe.compiler.job import Job, lower
+from mlcpipe.compiler.preflight import Purpose
 from mlcpipe.errors import ConfigError, UsageError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.pruning.recipe import Recipe
@@ -25,6 +26,7 @@ from mlcpipe.pruning.work import PrunedTensor, Work
 from mlcpipe.support.atomic import atomic_directory
 from mlcpipe.support.defaults import (
     DEFAULT_QUANTIZATION,
+    DEFAULT_TARGET,
     DISTILL_RECIPE,
     LOCAL_TARGET,
     OWN_CALIBRATION,
@@ -89,7 +91,8 @@ def prune(
     """
     progress = progress or SilentProgress()
     how, text = _method(method, keep, ratio), read_calibration(calibration)
-    source = open_checkpoint(resolve(checkpoint, progress))
+    purpose = Purpose(DEFAULT_TARGET, DEFAULT_QUANTIZATION, disk=Path(output), title=str(checkpoint))
+    source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
     check_prunable(source)
     if Path(output).resolve() == source.path.resolve():
         raise UsageError("the output is the checkpoint itself", where=output, next_step="give another path")

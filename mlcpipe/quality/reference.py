@@ -7,35 +7,45 @@ from pathlib import Path
 
 from mlcpipe.bundle import read_manifest
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
+from mlcpipe.compiler.preflight import Purpose
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import FreeMemory, free_memory
 from mlcpipe.loading import bundle_of, prepare_bundle
+from mlcpipe.support.defaults import LOCAL_TARGET
+from mlcpipe.support.env import env
 from mlcpipe.support.progress import Progress
 
 SCHEMES = {"q0f32": 4, "q0f16": 2}  # bytes of a weight; without quantized weights activations are not rounded either
 
 
-def prepare_reference(reference: str | Path, beside_bytes: int, progress: Progress) -> Path:
+def prepare_reference(
+    reference: str | Path, beside_bytes: int, progress: Progress, checkpoint_hash: str | None = None
+) -> Path:
     """The bundle of a reference: a q0f32 or q0f16 bundle itself, or a checkpoint compiled once.
 
     A checkpoint becomes q0f32, or q0f16 if it does not fit into memory with `beside_bytes`. Raises ResourceError
-    before the work if neither fits, UsageError for a rounded bundle, and what `mlcpipe.load` raises.
+    before the work if neither fits, UsageError for a rounded bundle and for a checkpoint of another hash than
+    `checkpoint_hash`, and what `mlcpipe.load` raises.
     """
     given = bundle_of(reference)
     if given is not None:
-        quantization = read_manifest(given).quantization
-        if quantization not in SCHEMES:
+        manifest = read_manifest(given)
+        _check_hash(manifest.checkpoint_hash, checkpoint_hash, reference)
+        if (quantization := manifest.quantization) not in SCHEMES:
             raise UsageError(
                 "the reference is rounded itself", where=given, expected=" or ".join(SCHEMES), found=quantization,
                 next_step="give the checkpoint",
             )  # fmt: skip
         return given
-    checkpoint = open_checkpoint(resolve(reference, progress))
+    purpose = Purpose(LOCAL_TARGET, "q0f16", "f32", disk=env().cached("bundles"), title=str(reference))
+    checkpoint = open_checkpoint(resolve(reference, progress, check=purpose.check))
+    if checkpoint_hash is not None:
+        _check_hash(checkpoint.content_hash(env().cached("hashes")), checkpoint_hash, reference)
     scheme = choose_scheme(_numbers(checkpoint), beside_bytes, free_memory())
     if scheme != "q0f32":
         progress.note("memory has no room for the reference in float32: it is compiled in float16")
-    return prepare_bundle(checkpoint.path, quantization=scheme, kv_cache_dtype="f32", progress=progress)
+    return prepare_bundle(reference, quantization=scheme, kv_cache_dtype="f32", progress=progress)
 
 
 def choose_scheme(numbers: int, beside_bytes: int, free: FreeMemory) -> str:
@@ -49,6 +59,15 @@ def choose_scheme(numbers: int, beside_bytes: int, free: FreeMemory) -> str:
         found=free,
         next_step="measure on a larger machine",
     )
+
+
+def _check_hash(found: str, expected: str | None, reference: str | Path) -> None:
+    if expected not in (None, found):
+        raise UsageError(
+            "the bundle was compiled from another checkpoint", where=reference,
+            expected=f"the content {str(expected)[:12]}", found=found[:12],
+            next_step="give its own checkpoint; to compare two models add --other-reference",
+        )  # fmt: skip
 
 
 def _numbers(checkpoint: Checkpoint) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,13 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.errors import CheckpointError, ConfigError
-from mlcpipe.support.defaults import KEEP
+from mlcpipe.support.closest import closest
+from mlcpipe.support.defaults import AUTO, KEEP
 
 Array = NDArray[Any]
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
 _SCHEME_FILE = re.compile(r"q\d+f\d+(_[\dkm])?")
 _KV_CACHE_DTYPES = {"auto": None, "f32": "float32", "f16": "float16", "q8": "q8", "q4": "q4"}
+# What people call quantizations elsewhere.
+_ELSEWHERE = {
+    **dict.fromkeys(("q4", "int4", "4bit", "4-bit", "4", "nf4", "fp4"), "q4f16_1, q4f16_k or q4f16_m"),
+    **dict.fromkeys(("q3", "int3", "3bit", "3-bit", "3"), "q3f16_1"),
+    **dict.fromkeys(("q8", "int8", "8bit", "8-bit", "8", "fp8"), "q8f16_1"),
+    **dict.fromkeys(("f16", "fp16", "float16", "bf16", "bfloat16", "half", "16", "f16f16"), "q0f16"),
+    **dict.fromkeys(("f32", "fp32", "float32", "none", "32"), "q0f32"),
+    **dict.fromkeys(("gptq", "awq"), f"{KEEP} for a checkpoint that has it, or --method gptq or awq"),
+}
 _ROW_MULTIPLE = 32  # columns; rows that are one group are padded to it, so kernels can read 32 at a time
 
 
@@ -190,6 +200,15 @@ def kv_dtype(name: str) -> str | None:
     return _KV_CACHE_DTYPES[name]
 
 
+def _meant(name: str, known: Sequence[str]) -> str:
+    """What an unknown name may stand for."""
+    block = re.fullmatch(r"i?q([2-8])_(?:[01]|k(?:_[a-z]+)?|[a-z]+)", name.lower())
+    if block:
+        bits = {"2": "q3f16_1", "3": "q3f16_1", "4": "q4f16_k"}.get(block[1], "q8f16_1")
+        return f"{KEEP} for a GGUF file that has it, or {bits} for other checkpoints"
+    return closest(name, known, _ELSEWHERE, f"one such as q4f16_1, q8f16_1 or {KEEP}")
+
+
 def load_scheme(name: str) -> Scheme:
     """The `SCHEME` of `mlcpipe/quantization/<name>.py`. Raises ConfigError listing the known names.
 
@@ -201,9 +220,9 @@ def load_scheme(name: str) -> Scheme:
     if name not in known:
         raise ConfigError(
             "unknown quantization",
-            expected=" ".join(known),
+            expected=_meant(name, (*known, AUTO)),
             found=name,
-            next_step="choose one of these",
+            next_step="docs/models.md lists all; a recipe.toml is one, too",
         )
     scheme = importlib.import_module(f"{__package__}.{name}").SCHEME
     if not isinstance(scheme, Scheme) or scheme.name != name:

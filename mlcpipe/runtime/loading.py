@@ -17,6 +17,7 @@ from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verif
 from mlcpipe.bundle.manifest import VariantInfo
 from mlcpipe.bundle.memory import context_that_fits, one_sequence, running_bytes
 from mlcpipe.bundle.origin import note_foreign, origin_of
+from mlcpipe.bundle.tasks import command_elsewhere
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.devices import open_device
 from mlcpipe.devices.base import Device
@@ -89,7 +90,7 @@ def load_bundle(
     manifest = read_manifest(path)
     stamps = env().cached("stamps")
     verify(path, manifest, deep=stamps is None, stamps=stamps)
-    _check_system(manifest)
+    _check_system(path, manifest)
     variant = choose(manifest.target, env().cpu_variant)
     where = open_device(variant, device)
     context_length = _choose_context_length(manifest, context_length, where)
@@ -126,17 +127,19 @@ def _check_origin(path: Path, manifest: Manifest) -> None:
         note_foreign(path, manifest.target, "runs", stacklevel=5)
 
 
-def _check_system(manifest: Manifest) -> None:
+def _check_system(path: Path, manifest: Manifest) -> None:
     """Raises TargetError for a library of another system, instead of a failure to load."""
     triple = manifest.target.triple
     system = next((name for name, words in _SYSTEMS.items() if any(word in triple for word in words)), "")
     arch = cpu_features.architecture_of(triple)
     if (arch, system) != (cpu_features.architecture(), sys.platform):
+        elsewhere = command_elsewhere(path, manifest)
         raise TargetError(
             "the bundle was made for another system",
+            where=path,
             expected=f"{cpu_features.architecture()} {sys.platform}",
             found=triple,
-            next_step="compile the model again on this machine",
+            next_step=f"type: {elsewhere}" if elsewhere else "compile the model again on this machine",
         )
 
 

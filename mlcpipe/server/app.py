@@ -39,7 +39,7 @@ def create_app(rules: Rules = Rules(), page: Path = PAGE, *, embeds: bool = Fals
     `app.state.service` is None until the model is loaded; until then requests get 503.
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service, app.state.rules = None, rules
+    app.state.service, app.state.rules, app.state.embeds = None, rules, embeds
     for api in EMBEDDING_APIS if embeds else APIS:
         app.include_router(api.router)
     open_paths = {*OPEN_PATHS}
@@ -87,8 +87,19 @@ async def _bug(request: Request, error: Exception) -> JSONResponse:
     return await _api_error(request, ApiError(500, "the server failed; its log says why"))
 
 
+def _paths(*apis: Any) -> set[str]:
+    return {route.path for api in apis for route in api.router.routes}
+
+
 async def _no_path(request: Request, error: Exception) -> JSONResponse:
-    message = f"there is no {request.method} {request.url.path[:200]}"
+    path = request.url.path
+    message = f"there is no {request.method} {path[:200]}"
+    if path.startswith("/api/"):  # Ollama's
+        message += ": this server speaks OpenAI's API, at /v1"
+    elif request.app.state.embeds and path in _paths(*APIS):
+        message += ": this model embeds texts and writes none"
+    elif path in _paths(embeddings):
+        message += ": this model writes text; for embeddings run `mlcpipe serve` with an encoder"
     return await _api_error(request, ApiError(404, message, code="not_found"))
 
 

@@ -53,6 +53,15 @@ def atomic_directory(dest: Path, *, replaces: str = "", needed_bytes: int = 0) -
         _publish(partial, dest)
 
 
+def remove_directory(folder: Path) -> None:
+    """Delete a folder, which nobody sees in part: it is renamed first. Links are not followed. Raises OSError."""
+    if folder.is_symlink():
+        return folder.unlink()
+    partial = _sibling(folder, "partial")
+    os.rename(folder, partial)
+    shutil.rmtree(partial)
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """Writes `data` to `path` as `atomic_file` does."""
     with atomic_file(path, len(data)) as file:

@@ -17,3 +17,5 @@ THINKING_EFFORTS = ("low", "medium", "high")  # of models that take one, such as
 PRUNING_METHODS = ("wanda", "sparsegpt", "heads", "width", "layers")  # mlcpipe/pruning/methods/
 PRUNED_RATIO = 0.25  # of the heads, columns or layers
 DISTILL_RECIPE = "distill.toml"  # in a pruned checkpoint
+# What a model is to do: CHAT needs a chat template, WRITE does not; SERVE takes each model with a tokenizer.
+ANY, SERVE, WRITE, CHAT, EMBED = "", "serve", "write", "chat", "embed"

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlcpipe.errors import ResourceError
@@ -27,9 +27,28 @@ def check_disk_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
+def folder_bytes(folder: Path) -> int:
+    """Bytes of a folder's files; links count as links."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # another program removes it meanwhile
+                total += os.lstat(os.path.join(root, name)).st_size
+    return total
+
+
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two folders, which need not exist yet, share the free space of a disk."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
 def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: Path) -> Path:
     folder = Path(os.path.realpath(folder))
-    return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
 def _sized(count: int) -> str:

@@ -1,14 +1,7 @@
 """Every environment variable that mlcpipe reads; no other module uses `os.environ`.
 
-MLCPIPE_DEBUG        1 timings and tracebacks, 2 the rule of every PrimFunc, 3 the IR, 4 generated source
-MLCPIPE_DUMP         folder for the IR after every pass
-MLCPIPE_CACHE        folder for compiled bundles, downloads and the chat history (default: in the user's home)
-MLCPIPE_CONFIG       folder for trusted publishers' keys and the record of own bundles (default: in the user's home)
-MLCPIPE_THREADS      threads of the CPU kernels (default: the number of physical cores)
-MLCPIPE_CPU_VARIANT  variant of the compiled library to run (default: the best for this CPU, see `mlcpipe inspect`)
-MLCPIPE_API_KEY      a key that clients of `mlcpipe serve` must send
-MLCPIPE_CUDA_GRAPHS  0: launch the kernels of a decode step one by one
-OLLAMA_MODELS        read by Ollama: the folder of its models
+`VARIABLES` are for users. Others are set or read for libraries:
+
 RAY_…                set for Ray's processes by `mlcpipe serve --ray`: no usage statistics, loopback alone, a secret
 VK_INSTANCE_LAYERS   read by the Vulkan loader: with VK_LAYER_KHRONOS_validation, that layer's messages become errors
 """
@@ -21,6 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlcpipe.errors import UsageError
+
+PREFIX = "MLCPIPE_"
+VARIABLES = {
+    "MLCPIPE_CACHE": "Folder for compiled models, tuning records and the chat history. (default: in the user's home)",
+    "MLCPIPE_CONFIG": "Folder for trusted publishers' keys and the record of own bundles. (default: in the user's "
+    "home)",
+    "MLCPIPE_THREADS": "Threads of the CPU kernels. (default: the number of physical cores)",
+    "MLCPIPE_CPU_VARIANT": "Variant of the compiled library to run. (default: the best for this CPU, see `mlcpipe "
+    "inspect`)",
+    "MLCPIPE_API_KEY": "A key that clients of `mlcpipe serve` must send.",
+    "MLCPIPE_CUDA_GRAPHS": "0: launch the kernels of a decode step one by one.",
+    "MLCPIPE_DEBUG": "1: timings and tracebacks; 2: the rule of every PrimFunc; 3: the IR; 4: generated source.",
+    "MLCPIPE_DUMP": "Folder for the IR after every pass.",
+    "OLLAMA_MODELS": "The folder of Ollama's models, as Ollama reads it.",
+    "HF_HOME": "Folder for downloads and the token, as huggingface_hub reads it; HF_ENDPOINT is another hub.",
+}
+"""What users set, with its meaning."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,18 @@ def env() -> Env:
         vulkan_validation="VK_LAYER_KHRONOS_validation" in os.environ.get("VK_INSTANCE_LAYERS", ""),
         ollama_models=expanded(ollama) if ollama else None,
     )
+
+
+def misspelt() -> list[tuple[str, str]]:
+    """Variables that look like one of mlcpipe's, each with the one that is meant."""
+    known = {name.removeprefix(PREFIX): name for name in VARIABLES if name.startswith(PREFIX)}
+    found = [name for name in os.environ if name.upper().startswith(PREFIX) and name not in VARIABLES]
+    if not found:
+        return []
+    from difflib import get_close_matches
+
+    meant = {name: get_close_matches(name[len(PREFIX) :].upper(), known, 1, 0.7) for name in found}
+    return [(name, known[matches[0]]) for name, matches in meant.items() if matches]
 
 
 def expanded(path: str | Path) -> Path:

@@ -11,6 +11,8 @@ from mlcpipe.errors import MlcpipeError
 
 HUB_SCHEME = "hf://"
 OLLAMA_SCHEME = "ollama://"
+LFS_START = b"version https://git-lfs"  # of a pointer to a file that Git LFS did not fetch
+LFS_ADVICE = "run `git lfs pull` in its folder"
 
 
 def local_path(model: str | Path) -> Path | None:

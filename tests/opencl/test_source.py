@@ -56,5 +56,5 @@ def test_the_check_finds_errors() -> None:
 @pytest.mark.parametrize("name", ["opencl", "opencl-adreno"])
 def test_the_target_is_vulkan(name: str) -> None:
     assert not [known for known in target_names() if load_target(known).tvm["kind"] == "opencl"]
-    with pytest.raises(TargetError, match=r"unknown target; expected adreno, .*, mali, .*, vulkan,"):
+    with pytest.raises(TargetError, match=r"unknown target; expected .*(vulkan|adreno)"):
         load_target(name)

@@ -12,6 +12,7 @@ import pytest
 import mlcpipe
 from mlcpipe import cli, loading
 from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
+from mlcpipe.support.defaults import CHAT, EMBED
 from mlcpipe.support.resources import demo_model_path
 from tests.conftest import Bundles, linked_cache, write_llama
 
@@ -81,13 +82,22 @@ def test_each_kv_cache_dtype_has_a_bundle(cache: Path, compiled: list[tuple[str,
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"device": "toaster"}, UsageError, "there is no such device; expected cpu, cuda, "),
+        ({"device": "toaster"}, UsageError, "there is no such device; expected cpu, cuda or metal; found 'toaster'; "),
+        ({"device": "gpu"}, UsageError, "expected vulkan, cuda or metal; found 'gpu'; `mlcpipe doctor` lists"),
+        ({"device": "MPS"}, UsageError, "expected metal; found 'MPS'"),
+        ({"device": "Vulkan:1"}, UsageError, "expected vulkan; found 'Vulkan'"),
         ({"device": "cpu:1"}, UsageError, "no device cpu:1"),
         ({"device": "auto:0"}, UsageError, "no such device"),
         ({"device": ""}, UsageError, "no such device"),
         ({"quantization": "q9"}, ConfigError, "q9"),
         ({"kv_cache_dtype": "q9"}, ConfigError, "expected auto, f32, f16, q8, q4; found q9"),
-        ({"target": "toaster"}, TargetError, "toaster"),
+        ({"target": "toaster"}, TargetError, "expected one such as cpu, vulkan or webgpu; found toaster"),
+        ({"target": "CPU"}, TargetError, "unknown target; expected cpu; found CPU; `mlcpipe doctor` lists all"),
+        ({"target": "auto"}, TargetError, "expected cpu or cpu-native; found auto"),
+        ({"target": "wasm"}, TargetError, "expected webgpu; found wasm"),
+        ({"target": "gpu"}, TargetError, "expected vulkan, cuda or metal; found gpu"),
+        ({"target": "nvidia-rtz"}, TargetError, "expected nvidia-rtx"),
+        ({"target": "mps"}, TargetError, "expected metal; found mps"),
         ({"target": "cpu", "device": "vulkan"}, UsageError, "expected a target for vulkan; found cpu"),
         ({"target": "webgpu"}, UsageError, "run in browsers"),
         ({"model": "no/such/folder"}, MlcpipeError, "no/such/folder"),
@@ -99,6 +109,33 @@ def test_mistakes_are_told_before_the_work(
     with pytest.raises(error) as caught:
         mlcpipe.load(**arguments)
     assert words in str(caught.value) and "\n" not in str(caught.value) and not compiled
+
+
+@pytest.mark.parametrize(
+    ("lost", "arguments", "words"),
+    [
+        ("tokenizer.json", {"task": CHAT}, "no tokenizer in CHECKPOINT; expected tokenizer.json"),
+        ("tokenizer_config.json", {"task": CHAT}, "the model has no chat template in CHECKPOINT"),
+        ("", {"task": CHAT, "context": 99_999_999}, "--context; expected 1 to the model's"),
+        ("", {"task": EMBED}, "no embeddings in CHECKPOINT; expected an encoder; type: mlcpipe chat CHECKPOINT"),
+    ],
+)
+def test_a_checkpoint_is_judged_for_its_task(
+    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, lost: str, arguments: dict[str, Any], words: str
+) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    if lost:
+        (checkpoint / lost).unlink()
+    with pytest.raises(MlcpipeError) as caught:
+        loading.prepare_bundle(checkpoint, **arguments)
+    assert words.replace("CHECKPOINT", str(checkpoint)) in str(caught.value) and not compiled
+    assert loading.prepare_bundle(checkpoint)
+
+
+def test_a_bundle_is_judged_for_its_task(demo_bundles: dict[str, Path]) -> None:
+    assert loading.prepare_bundle(demo_bundles["q4f16_1"], task=CHAT)
+    with pytest.raises(UsageError, match="the model writes text and has no embeddings in .*; type: mlcpipe chat "):
+        loading.prepare_bundle(demo_bundles["q4f16_1"], task=EMBED)
 
 
 def test_what_a_bundle_is_not_is_an_error(demo_bundles: dict[str, Path]) -> None:

@@ -100,7 +100,10 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     """The family of a file, and its config.json. Raises ConfigError for an architecture that mlcpipe does not have."""
     arch = metadata.text("general.architecture")
     if arch not in _families():
-        raise metadata.error("general.architecture", ", ".join(sorted(_families())), shown(arch))
+        raise ConfigError(
+            "unknown architecture", where=f"general.architecture of {metadata.where}",
+            expected=", ".join(sorted(_families())), found=shown(arch), next_step="docs/models.md describes these",
+        )  # fmt: skip
     model_type, family = next(
         (name, one)
         for name, one in _families()[arch]

@@ -17,7 +17,7 @@ from mlcpipe.checkpoint.gguf.blocks import FORMATS
 from mlcpipe.checkpoint.gguf.metadata import MAX_KEY_BYTES, MAX_PAIRS, HeaderReader, Metadata, Value
 from mlcpipe.checkpoint.safetensors_reader import MAX_DIMENSION, MAX_NAME_CHARACTERS, MAX_TENSORS, TensorInfo
 from mlcpipe.errors import CheckpointError
-from mlcpipe.support.files import file_size
+from mlcpipe.support.files import LFS_ADVICE, LFS_START, file_size
 from mlcpipe.support.json_files import shown, shown_path
 
 MAGIC = b"GGUF"
@@ -54,7 +54,7 @@ def read_header(path: Path) -> Header:
     size = file_size(path, CheckpointError)
     try:
         with path.open("rb", buffering=0) as file:
-            return _read(file, size, path)
+            return parse_header(file, size, path)
     except OSError as error:
         raise CheckpointError("cannot read a GGUF file", where=shown_path(path), found=error) from error
 
@@ -70,9 +70,12 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def _read(file: io.RawIOBase, size: int, path: Path) -> Header:
+def parse_header(file: io.RawIOBase, size: int, path: Path) -> Header:
+    """As `read_header`, of a file of `size` bytes that is read from its start."""
     reader = HeaderReader(file, size, shown_path(path))
     magic = reader.take(4)
+    if magic == LFS_START[:4]:
+        raise CheckpointError("a pointer of Git LFS, not the model", where=reader.where, next_step=LFS_ADVICE)
     if magic != MAGIC:
         raise reader.error("not a GGUF file", MAGIC.decode(), shown(magic))
     version = reader.u32()

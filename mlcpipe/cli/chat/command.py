@@ -26,9 +26,9 @@ from mlcpipe.cli.options import (
     sampling_options,
 )
 from mlcpipe.cli.terminal import stderr_console
-from mlcpipe.errors import UsageError
+from mlcpipe.errors import UsageError, naming
 from mlcpipe.loading import bundle_of, engine_device, model_title, prepare_bundle
-from mlcpipe.support.defaults import AUTO, THINKING_EFFORTS
+from mlcpipe.support.defaults import AUTO, CHAT, THINKING_EFFORTS, WRITE
 from mlcpipe.support.env import env
 from mlcpipe.support.progress import console_progress
 
@@ -146,12 +146,15 @@ def chat_command(
     with console_progress(console) as progress:
         bundle = prepare_bundle(
             model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
-            adapters=adapter is not None, progress=progress,
+            adapters=adapter is not None, task=WRITE if raw else CHAT, context=context, progress=progress,
         )  # fmt: skip
-    engine = _open(
-        bundle, console, context_length=context, threads=threads, device=engine_device(device), adapter=adapter,
-        context_shift=context_shift,
-    )  # fmt: skip
+    with naming(model_title(model), bundle):
+        engine = _open(
+            bundle, console, context_length=context, threads=threads, device=engine_device(device), adapter=adapter,
+            context_shift=context_shift,
+        )  # fmt: skip
+        if not raw:
+            engine.tokenizer.chat_template()  # raises without one
     session = Session(
         engine,
         Settings(engine.default_sampling).with_values(values),

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from mlcpipe.errors import TokenizerError
 from mlcpipe.runtime.text.tokenizer_calls import guarded
 from mlcpipe.runtime.text.tokenizer_limits import check_source
-from mlcpipe.support.files import read_bounded
+from mlcpipe.support.files import LFS_ADVICE, LFS_START, read_bounded
 from mlcpipe.support.json_files import read_json_object, shown
 
 # A vocabulary of 130 000 tokens with its merges makes 8.5 MB; twice that many with long tokens stay far below.
@@ -105,6 +105,8 @@ def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
     path = folder / TOKENIZER
     if path.exists():
         source = read_text(path, MAX_TOKENIZER_BYTES)
+        if source.startswith(LFS_START.decode()):
+            raise TokenizerError("a pointer of Git LFS, not the tokenizer", where=path, next_step=LFS_ADVICE)
         check_source(source)
         library = guarded("broken tokenizer", path, lambda: tokenizers.Tokenizer.from_str(source))
     elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
@@ -118,7 +120,7 @@ def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
                 "no tokenizer.json", where=folder, found=f"only {', '.join(pieces)}", next_step=_CONVERT
             )
         raise TokenizerError(
-            "no tokenizer", where=folder, expected="tokenizer.json", next_step="copy it from the checkpoint"
+            "no tokenizer", where=folder, expected="tokenizer.json", next_step="copy it from the model's page"
         )
     # A saved truncation is about training batches; here it would silently cut prompts.
     library.no_truncation()

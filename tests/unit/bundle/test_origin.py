@@ -228,11 +228,13 @@ def test_keys_that_others_may_write_are_not_trusted(foreign: Path, key: Path, tm
         (["sign", "{bundle}", "--key", "no.key"], "missing secret key"),
         (["sign", "{bundle}", "--key", "{key}.pub"], "the secret key cannot be read"),
         (["sign", "--new-key", "--key", "{key}"], "there is a key already"),
-        (["trust", "no.pub"], "the public key cannot be read"),
-        (["trust", "\udcff"], "public key"),
+        (["trust", "no.pub"], "no key and no bundle; expected the path of a key or bundle, or the 56 characters of a "
+                              "key; found no.pub; check the path"),
+        (["trust", "\udcff"], "no key and no bundle"),
+        (["trust", "A" * 56], "the public key cannot be read"),
         (["trust", "{key}.pub", "--name", "../x"], "--name"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_line(
     foreign: Path, key: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,8 +105,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, {**headers, "Content-Length": str(len(listed))}, b"")
         status, start = 200, 0
         if range_ and not self.hub.without_ranges:
-            status, start = 206, int(range_.removeprefix("bytes=").removesuffix("-"))
-            start += self.hub.shifted_ranges
+            first, _, last = range_.removeprefix("bytes=").partition("-")
+            status, start = 206, int(first) + self.hub.shifted_ranges
+            content = content[: int(last) + 1] if last else content
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         cuts = self.hub.cut_after.get(name)
         keep = cuts.pop(0) if cuts else len(content)

@@ -147,19 +147,19 @@ def test_a_broken_link(single: Path) -> None:
     (single / "model.safetensors").rename(single / "gone")
     write_index(single, {"a": "link.safetensors"})
     (single / "link.safetensors").symlink_to("nowhere")
-    refused(single, "missing file.*link.safetensors")
+    refused(single, "missing weight file.*link.safetensors")
 
 
 def test_a_pipe_does_not_block(single: Path) -> None:
     (single / "model.safetensors").unlink()
     os.mkfifo(single / "model.safetensors")
-    refused(single, "cannot read file.*model.safetensors.*a pipe")
+    refused(single, "cannot read weight file.*model.safetensors.*a pipe")
 
 
 def test_a_folder_in_place_of_the_weights(single: Path) -> None:
     (single / "model.safetensors").unlink()
     (single / "model.safetensors").mkdir()
-    refused(single, "cannot read file.*found a folder")
+    refused(single, "cannot read weight file.*found a folder")
 
 
 # Shards
@@ -167,7 +167,7 @@ def test_a_folder_in_place_of_the_weights(single: Path) -> None:
 
 def test_a_missing_shard(sharded: Path) -> None:
     (sharded / SECOND).unlink()
-    refused(sharded, f"missing file.*{SECOND}")
+    refused(sharded, f"missing weight file.*{SECOND}.*download the checkpoint again")
 
 
 def test_a_truncated_shard(sharded: Path) -> None:
@@ -262,7 +262,7 @@ def test_bad_configurations(single: Path, name: str, content: bytes, message: st
 
 def test_no_configuration(single: Path) -> None:
     (single / "config.json").unlink()
-    refused(single, "missing file.*config.json", ConfigError)
+    refused(single, "no checkpoint.*config.json, tokenizer.json and model.*found 'model.safetensors'; give the folder")
 
 
 def test_a_configuration_that_is_a_folder(single: Path) -> None:

@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 from mlcpipe import version
 from mlcpipe.cli import app, main
 from mlcpipe.errors import MlcpipeError, UsageError
+from mlcpipe.support import env
+from mlcpipe.support.resources import demo_model_path
 from tests.unit.cli.conftest import ROOT, Run
 
 VERBS = [str(command.name) for command in app.registered_commands]
@@ -133,6 +135,11 @@ def test_mistakes_are_one_line(mlcpipe_run: Run, tmp_path: Path, arguments: list
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(("verb", "meant"), [("run", "chat"), ("ls", "list"), ("servr", "serve"), ("show", "inspect")])
+def test_verbs_that_are_meant(verb: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "qwen3"]) == 2 and f"Did you mean '{meant}'?; `mlcpipe --help`" in capsys.readouterr().err
+
+
 def test_debug_adds_the_traceback(mlcpipe_run: Run) -> None:
     done = mlcpipe_run("inspect", "no/such/bundle", env={"MLCPIPE_DEBUG": "1"})
     assert done.returncode == 2 and "Traceback" in done.stderr
@@ -140,9 +147,49 @@ def test_debug_adds_the_traceback(mlcpipe_run: Run) -> None:
 
 
 def test_a_bad_environment_is_one_line(mlcpipe_run: Run) -> None:
-    for env in ({"MLCPIPE_DEBUG": "yes"}, {"MLCPIPE_THREADS": "0"}):
-        done = mlcpipe_run("doctor", env=env)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and next(iter(env)) in done.stderr
+    for name, value in (("MLCPIPE_DEBUG", "yes"), ("MLCPIPE_THREADS", "0")):
+        done = mlcpipe_run("doctor", env={name: value})
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and name in done.stderr
+
+
+def test_each_variable_is_described() -> None:
+    source = Path(env.__file__).read_text(encoding="utf-8")
+    read = set(re.findall(r'(?:environ\.get|_integer)\("(\w+)"', source)) - {"VK_INSTANCE_LAYERS"}
+    assert read and read == set(env.VARIABLES) - {"HF_HOME"}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MLCPIPE_THREAD", "MLCPIPE_THREADS"),
+        ("MLCPIPE_CACHE_DIR", "MLCPIPE_CACHE"),
+        ("mlcpipe_cache", "MLCPIPE_CACHE"),
+        ("MLCPIPE_TEST_TIMES", None),
+        ("MLCPIPE_THREADS", None),
+    ],
+)
+def test_misspelt_variables(name: str, meant: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in [one for one in os.environ if one.startswith("MLCPIPE_")]:
+        monkeypatch.delenv(known)
+    monkeypatch.setenv(name, "1")
+    assert env.misspelt() == ([(name, meant)] if meant else [])
+
+
+def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MLCPIPE_THREAD", "1")
+    assert main(["--version"]) == 0
+    line = "note: the environment variable MLCPIPE_THREAD has no effect; MLCPIPE_THREADS is one\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_cache_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path / "file" / "cache"))
+    assert main(["pull", str(demo_model_path())]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: the cache cannot be used in ") and "set MLCPIPE_CACHE to another folder" in line
 
 
 def raising(error: BaseException) -> int:

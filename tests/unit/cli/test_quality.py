@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mlcpipe.cli import main
 from tests.conftest import QUICK, Bundles
 from tests.unit.cli.conftest import Run
 
@@ -50,6 +51,15 @@ def test_bad_input_is_one_line(
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and len(errors) == 1 and words in errors[0] and done.stdout == ""
     assert (bundle / "mlcpipe.json").read_bytes() == before
+
+
+def test_another_checkpoint_is_no_reference(
+    bundle: Path, demo_bundles: Bundles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quality", str(bundle), "--reference", str(demo_bundles.checkpoint)]) == 2
+    words = f"the bundle was compiled from another checkpoint in {demo_bundles.checkpoint}; expected the content "
+    line = capsys.readouterr().err
+    assert words in line and "to compare two models add --other-reference" in line
 
 
 @pytest.mark.full

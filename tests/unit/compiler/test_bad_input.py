@@ -82,8 +82,8 @@ def edit_tensors(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> 
 
 
 def test_unknown_names(checkpoint: Path, output: Path) -> None:
-    assert "q4f16_1" in refused(checkpoint, output, ConfigError, "unknown quantization", quantization="q5_k")
-    assert "cpu" in refused(checkpoint, output, TargetError, "unknown target", target="tpu")
+    assert "q8f16_1" in refused(checkpoint, output, ConfigError, "unknown quantization", quantization="q5_k")
+    assert "`mlcpipe doctor` lists" in refused(checkpoint, output, TargetError, "unknown target", target="tpu")
     refused(checkpoint, output, TargetError, "missing target file", target="./absent.toml")
     edit_config(checkpoint, model_type="mamba")
     assert "llama" in refused(checkpoint, output, ConfigError, "unknown architecture")
@@ -216,7 +216,7 @@ def test_a_shard_that_was_cut(checkpoint: Path, output: Path, size: int) -> None
 def test_a_checkpoint_that_is_none(tmp_path: Path, output: Path) -> None:
     refused(tmp_path / "absent", output, CheckpointError, "not a checkpoint folder")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", output, ConfigError, "config.json")
+    refused(tmp_path / "empty", output, CheckpointError, "an empty folder")
 
 
 # ---- tokenizer and chat template

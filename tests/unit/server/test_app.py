@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -68,3 +69,24 @@ def test_the_page_knows_that_a_server_sent_it_and_needs_no_key(tmp_path: Path) -
     assert {path: answer.status_code for path, answer in answers.items() if answer.status_code != 200} == dict.fromkeys(
         ("/index.html", "/.stamp", "/assets/../index.html"), 401
     )
+
+
+@pytest.mark.parametrize(
+    ("embeds", "path", "why"),
+    [
+        (False, "/v1/embeddings", ": this model writes text; for embeddings run `mlcpipe serve` with an encoder"),
+        (True, "/v1/chat/completions", ": this model embeds texts and writes none"),
+        (False, "/api/chat", ": this server speaks OpenAI's API, at /v1"),
+        (False, "/v1/nothing", ""),
+    ],
+)
+def test_a_missing_path_says_why(embeds: bool, path: str, why: str) -> None:
+    app, _ = create_app(Rules(), embeds=embeds)
+    app.state.service = SimpleNamespace(metrics=SimpleNamespace(count_rejected=lambda error: None))
+
+    async def ask() -> httpx2.Response:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1") as client:
+            return await client.post(path)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 404 and answer.json()["error"]["message"] == f"there is no POST {path}{why}"

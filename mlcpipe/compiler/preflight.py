@@ -1,0 +1,121 @@
+"""Judges a checkpoint for a purpose before its weights are downloaded and its kernels compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlcpipe import devices
+from mlcpipe.bundle.tasks import check_task
+from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.checkpoint.preview import Download
+from mlcpipe.compiler.embedding import embedding_info
+from mlcpipe.compiler.export import context_length, kept_formats, output_of, prepare_model
+from mlcpipe.compiler.job import stored_weights
+from mlcpipe.errors import ResourceError, TemplateError, UsageError
+from mlcpipe.host.finding import byte_size
+from mlcpipe.host.memory import free_memory
+from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.defaults import ANY, CHAT, KEEP
+from mlcpipe.support.disk import check_disk_space, same_disk
+from mlcpipe.targets import Target, load_target
+from mlcpipe.weights.native_formats import planned
+from mlcpipe.weights.table import stored, weight_table
+
+BUNDLE_BYTES = 64 << 20  # of everything in a bundle but its weights
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a checkpoint becomes and does.
+
+    `task` is one of `mlcpipe.support.defaults`, `context` the asked one. `disk` is a folder, which need not exist, on
+    the disk that the bundle goes to; `runs_here`: this machine runs it at once. `title` is the model's name as the
+    user gave it.
+    """
+
+    target: str
+    quantization: str | QuantizationRecipe | None = None
+    kv_cache_dtype: str = "auto"
+    task: str = ANY
+    context: int | None = None
+    disk: Path | None = None
+    runs_here: bool = False
+    title: str = ""
+
+    def check(self, checkpoint: Checkpoint, download: Download | None = None) -> None:
+        """Raise the error that compiling or running `checkpoint` would end in, as far as its headers tell.
+
+        ConfigError for an unknown architecture, field or quantization; UsageError for a model of another task and for
+        a longer context than the model's; TokenizerError and TemplateError; ResourceError for memory and disk.
+        """
+        embeds = embedding_info(checkpoint) is not None
+        check_task(self.task, self.title or checkpoint.path, embeds=embeds)
+        target, recipe = load_target(self.target), self._recipe(checkpoint)
+        model = prepare_model(checkpoint.config, target, recipe.scheme, self.kv_cache_dtype, encoder=embeds)
+        if self.task:
+            self._check_text(checkpoint, embeds)
+            self._check_context(model, target)
+        weights_bytes = _weights_bytes(checkpoint, model, target, recipe, download)
+        if self.runs_here and devices.kind_name(target.backend) == "cpu":
+            _check_memory(weights_bytes)
+        self._check_disk(weights_bytes, download)
+
+    def _recipe(self, checkpoint: Checkpoint) -> QuantizationRecipe:
+        given = self.quantization
+        return given if isinstance(given, QuantizationRecipe) else load_recipe(checkpoint.quantization(given))
+
+    def _check_text(self, checkpoint: Checkpoint, embeds: bool) -> None:
+        tokenizer = Tokenizer.load(
+            checkpoint.folder, generation_config=checkpoint.generation_config, config=checkpoint.config,
+            decodes=not embeds,
+        )  # fmt: skip
+        if self.task == CHAT and "default" not in tokenizer.chat_templates:
+            raise TemplateError(
+                "the model has no chat template", where=checkpoint.path,
+                expected="chat_template.jinja, or chat_template in tokenizer_config.json",
+                found="none: a base model, which continues text", next_step="add --raw, or take a model for chats",
+            )  # fmt: skip
+
+    def _check_context(self, model: LanguageModel, target: Target) -> None:
+        most = context_length(model, target, None)
+        if self.context is not None and self.context > most:
+            raise UsageError("--context", expected=f"1 to the model's {most} tokens", found=self.context)
+
+    def _check_disk(self, weights_bytes: int, download: Download | None) -> None:
+        """Room for the download and the bundle."""
+        if self.disk is None:
+            return
+        needed = weights_bytes + BUNDLE_BYTES
+        if download is not None and same_disk(download.folder, self.disk):
+            check_disk_space(self.disk, needed + download.nbytes)
+            return
+        check_disk_space(self.disk, needed)
+        if download is not None:
+            check_disk_space(download.folder, download.nbytes)
+
+
+def _check_memory(weights_bytes: int) -> None:
+    free = free_memory()
+    if weights_bytes > free.nbytes:
+        raise ResourceError(
+            "not enough memory for the model", expected=f"{byte_size(weights_bytes)} free for its weights alone",
+            found=free, next_step="close other programs, or take a smaller model or a --quantization of fewer bits",
+        )  # fmt: skip
+
+
+def _weights_bytes(
+    checkpoint: Checkpoint, model: LanguageModel, target: Target, recipe: QuantizationRecipe, download: Download | None
+) -> int:
+    """Bytes of the weights as a bundle stores them; the download's where tensors are not known and their form stays."""
+    if checkpoint.tensors:
+        return sum(weight.nbytes for weight in stored_weights(checkpoint, target, recipe))
+    if recipe.scheme.name == KEEP:
+        return download.nbytes if download else 0
+    layout = load_layout(target.weight_layout)
+    plain = replace(recipe, rules=())  # which may name matrices as the checkpoint does
+    table = planned(weight_table(model.named_parameters()), plain, target, kept_formats(target), output_of(model))
+    return sum(stored(weight, recipe.scheme, layout).nbytes for weight in table)

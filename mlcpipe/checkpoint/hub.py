@@ -39,13 +39,12 @@ from mlcpipe.errors import CheckpointError, DownloadError, ResourceError, naming
 from mlcpipe.support.atomic import atomic_write
 from mlcpipe.support.disk import FULL_DISK, check_disk_space
 from mlcpipe.support.env import env, expanded
-from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME, local_path, read_bounded
+from mlcpipe.support.files import HUB_PART, HUB_SCHEME, OLLAMA_SCHEME, local_path, read_bounded
 from mlcpipe.support.json_files import parse_json_object, shown, shown_path
 from mlcpipe.support.progress import Progress
 
-PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*(?<![.-])"  # no `..` or `--`, which the cache folder uses
 SPEC = re.compile(
-    rf"hf://({PART}/{PART})(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*))?(?::({TAG}))?"
+    rf"hf://({HUB_PART}/{HUB_PART})(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*))?(?::({TAG}))?"
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from mlcpipe.checkpoint.checkpoint import CONFIG, DOWNLOAD_AGAIN, INDEX, PICKLES, SINGLE_FILE
 from mlcpipe.checkpoint.gguf.choice import TAG, gguf_models
-from mlcpipe.checkpoint.hub import PART
 from mlcpipe.errors import CheckpointError
-from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME
+from mlcpipe.support.files import HUB_PART, HUB_SCHEME, OLLAMA_SCHEME
 from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 ADAPTER = "adapter_config.json"  # of PEFT
@@ -19,11 +18,11 @@ _MAX_ADAPTER_BYTES = 1 << 20
 _SHOWN_FILES = 3
 # A page of a hub as a browser shows it; `Path` makes one of the two slashes.
 _PAGE = re.compile(
-    rf"(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/({PART}/{PART})(?::({TAG}))?"
+    rf"(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/({HUB_PART}/{HUB_PART})(?::({TAG}))?"
     r"(?:/(?:tree|blob|resolve)/([^/?#]+)(?:/([^?#]*))?)?/?(?:[?#].*)?"
 )
 _OLLAMA_PAGE = re.compile(r"(?:https?:/+)?(?:www\.)?ollama\.com/(?:library/)?([\w.-]+(?:/[\w.-]+)?(?::[\w.-]+)?)/?")
-_HUB_NAME = re.compile(rf"{PART}/{PART}(?:@[\w./-]+)?(?::{TAG})?")
+_HUB_NAME = re.compile(rf"{HUB_PART}/{HUB_PART}(?:@[\w./-]+)?(?::{TAG})?")
 _OLLAMA_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(?::[\w.-]+)?")
 _FORMAT = re.compile(r"[-.]([A-Za-z]+[0-9]\w*)(?:-\d{5}-of-\d{5})?\.gguf")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from mlcpipe.errors import MlcpipeError
 
 HUB_SCHEME = "hf://"
+# Of a hub's names; no `..` or `--`, which the cache folder uses.
+HUB_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*(?<![.-])"
 OLLAMA_SCHEME = "ollama://"
 LFS_START = b"version https://git-lfs"  # of a pointer to a file that Git LFS did not fetch
 LFS_ADVICE = "run `git lfs pull` in its folder"

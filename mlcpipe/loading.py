@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, LOCAL_TARG
 from mlcpipe.support.env import env
 from mlcpipe.support.files import local_path
 from mlcpipe.support.private import private_folder
-from mlcpipe.support.progress import Progress, SilentProgress
+from mlcpipe.support.progress import Progress, SilentProgress, console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.checkpoint import Checkpoint
@@ -38,7 +40,7 @@ def load(
     threads: int | None = None,
     adapter: str | Path | None = None,
     context_shift: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Engine:
     """Load a model and return an engine. A checkpoint is compiled on first use and kept in the cache.
 
@@ -57,7 +59,8 @@ def load(
         threads: threads of the CPU kernels; None is MLCPIPE_THREADS or the number of physical cores.
         adapter: folder of a LoRA adapter that PEFT saved, for all answers.
         context_shift: answer beyond the context; see `Engine`.
-        progress: receives reports on downloading, compiling and loading.
+        progress: receives reports on downloading, compiling and loading; True shows a bar in a terminal or a notebook,
+            False nothing.
 
     Raises:
         UsageError: an argument that cannot be honoured, such as a device that does not exist.
@@ -68,16 +71,33 @@ def load(
         BundleError: a bundle that is broken or was made by another version of mlcpipe.
         ResourceError: not enough memory or disk.
     """
-    bundle = prepare_bundle(
-        model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, adapters=adapter is not None,
-        progress=progress,
-    )  # fmt: skip
     from mlcpipe import Engine
 
-    return Engine(
-        bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
-        context_shift=context_shift, progress=progress,
-    )  # fmt: skip
+    with _shown(progress) as shown:
+        bundle = prepare_bundle(
+            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, adapters=adapter is not None,
+            progress=shown,
+        )  # fmt: skip
+        return Engine(
+            bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
+            context_shift=context_shift, progress=shown,
+        )  # fmt: skip
+
+
+@contextmanager
+def _shown(progress: Progress | bool) -> Iterator[Progress]:
+    """The receiver of reports for the argument of `load`."""
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if progress and (console.is_terminal or console.is_jupyter):
+        with console_progress(console, lasting=False) as bar:
+            yield bar
+    else:
+        yield SilentProgress()
 
 
 def prepare_bundle(

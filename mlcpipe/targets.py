@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,19 +20,6 @@ from mlcpipe.support.toml_files import read_toml
 
 MAX_BYTES = 1 << 16
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
-
-# What people call devices elsewhere.
-_ELSEWHERE = {
-    **dict.fromkeys(("gpu", "opencl", "rocm", "hip", "sycl", "directml", "dx12"), "vulkan, cuda or metal"),
-    **dict.fromkeys(("nvidia-gpu", "ptx"), "cuda"),
-    **dict.fromkeys(("mps", "apple", "macos-gpu"), "metal"),
-    **dict.fromkeys(("wasm", "web", "browser"), "webgpu"),
-    **dict.fromkeys(("auto", "native", "host", "llvm", "macos", "linux", "windows"), "cpu or cpu-native"),
-    **dict.fromkeys(("rpi", "raspberry", "raspberrypi", "arm64", "aarch64"), "arm64-linux"),
-    **dict.fromkeys(("x86", "x64", "amd64", "x86_64"), "x86_64-linux"),
-    **dict.fromkeys(("riscv", "riscv64"), "riscv64-linux"),
-    **dict.fromkeys(("iphone", "ipad"), "ios"),
-}
 
 Knobs = Mapping[str, int | str]
 
@@ -139,11 +127,17 @@ def load_target(name: str) -> Target:
     if not name.endswith(".toml") and (not _NAME.fullmatch(name) or not path.is_file()):
         raise TargetError(
             "unknown target",
-            expected=closest(name, target_names(), _ELSEWHERE, "one such as cpu, vulkan or webgpu"),
+            expected=closest(name, target_names(), _elsewhere(), "one such as cpu, vulkan or webgpu"),
             found=name,
             next_step="`mlcpipe doctor` lists all targets; a board.toml of your own is one, too",
         )
     return _target(path.stem, _merged(path, depth=0), path)
+
+
+def _elsewhere() -> dict[str, str]:
+    """What people call devices elsewhere -> targets here."""
+    content = json.loads((targets_path() / "elsewhere.json").read_text(encoding="utf-8"))
+    return {word: here for here, words in content.items() for word in words}
 
 
 def _merged(path: Path, depth: int) -> dict[str, Any]:

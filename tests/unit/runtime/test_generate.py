@@ -187,7 +187,7 @@ def test_two_generations_interleaved(tiny: Engine) -> None:
 
 
 def test_other_calls_between_two_chunks(tiny: Engine) -> None:
-    """`decode` and `prefill` append to the cache's tokens, `logits` and `reset` forget them; a generation goes on."""
+    """`decode` and `prefill` append to the cache's tokens, `logits` and `reset` forget them; a generation continues."""
     expected = expected_tokens(tiny, PROMPT, 12)
     actions = [lambda: tiny.decode(7), tiny.reset, lambda: tiny.logits([1, 2, 3]), lambda: tiny.prefill([9, 9])]
     found = []

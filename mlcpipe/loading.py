@@ -114,7 +114,7 @@ def prepare_bundle(
     if runs_here or target is None:
         target = _target_here(device, target)  # before the work: does the device exist?
     from mlcpipe.checkpoint import open_checkpoint, resolve
-    from mlcpipe.checkpoint.eagle_head import with_draft_head
+    from mlcpipe.checkpoint.draft_heads import with_draft_head
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.support.resources import demo_model_path
 

@@ -26,6 +26,7 @@ from mlcpipe.runtime.sampler import Row, log_probabilities
 from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter, read_packed
 from mlcpipe.runtime.serving.context_shift import check_shiftable, tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.core import Core, Drawn
+from mlcpipe.runtime.serving.draft_heads import DraftHeads
 from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import Drafter, Lookup
 from mlcpipe.runtime.serving.eagle import EagleDraft
@@ -106,6 +107,8 @@ class Batching:
         self._draft_model: DraftSource | None = None
         if draft_model is not None:
             self._draft_model = DraftModel(draft_model, kv_tokens, max_sequences)
+        elif drafts and bundle.manifest.model.draft_heads:
+            self._draft_model = DraftHeads(self._core)
         elif drafts and bundle.manifest.model.eagle is not None:
             self._draft_model = EagleDraft(self._core, kv_tokens)
         self._scheduler = self._core.scheduler

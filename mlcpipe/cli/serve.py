@@ -29,10 +29,11 @@ _MAX_WARM_BYTES = 4 << 20
 
 
 class Bundles(NamedTuple):
-    """The folders of the compiled models: the one to serve, and the one that drafts."""
+    """The folders of the compiled models: the one to serve, the one that drafts, the semantic cache's encoder."""
 
     own: Path
     drafts: Path | None
+    encoder: Path | None
 
 
 @from_fields(ServeOptions)
@@ -124,7 +125,10 @@ def _prepare(options: ServeOptions) -> Bundles:
         )  # fmt: skip
         own = prepare(options.model, device, adapters=options.with_adapters, draft_head=options.draft_head)
         drafts = None if options.draft_model is None else prepare(options.draft_model, device)
-        return Bundles(own, drafts)
+        encoder = None
+        if options.semantic_cache is not None:
+            encoder = prepare_bundle(options.semantic_cache, device, progress=progress)
+        return Bundles(own, drafts, encoder)
 
 
 def _system_message(path: Path) -> str:
@@ -170,12 +174,13 @@ def _load(
     options: ServeOptions, bundles: Bundles, names: tuple[str, ...], texts: Iterable[str], namespaces: Iterable[str]
 ) -> Loaded:
     """The engine with its adapters, warmed, and what stands beside it."""
-    from mlcpipe import Engine
+    from mlcpipe import Embedder, Engine
     from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.open_engine import open_engine
     from mlcpipe.runtime.stated_sampling import bundle_sampling
     from mlcpipe.server.prefix_store import PrefixStore
     from mlcpipe.server.run import Loaded
+    from mlcpipe.server.semantic_cache import SemanticCache
     from mlcpipe.server.service import DEFAULTS, Facts
     from tir_schedules.step_layout import RANK
 
@@ -207,7 +212,11 @@ def _load(
         store = PrefixStore(options.prefixes, manifest, serving.context_length)
     loaded = Loaded(serving, tokenizer, Facts(names, about, defaults), store, adapters)
     _warm(loaded, texts, namespaces)
-    return loaded
+    if bundles.encoder is None:
+        return loaded
+    embedder = Embedder(bundles.encoder, device=device, threads=threads)
+    cache = SemanticCache(embedder, options.semantic_threshold, options.semantic_entries)
+    return replace(loaded, semantic_cache=cache)
 
 
 def _name_of(model: str | None, manifest: Manifest) -> str:

@@ -1,8 +1,8 @@
 """Drafts by the Medusa heads of a bundle (Cai et al. 2024): chains from the hidden rows of the last step.
 
 Head i samples the token i + 1 places after the last one as the model will, with its settings and random numbers. Heads
-read no drafted token, so decode rows are all that they need. They pay for up to a few answers at a time, where no EAGLE-3
-head is at hand: those draft better.
+read no drafted token, so decode rows are all that they need. They pay for up to a few answers at a time, where no
+EAGLE-3 head is at hand: those draft better.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m bench.bench_drafts [--model llama-1b] [--quantization q4f16_1] [--rate 0.7] [--batches 1,2,8]
     python -m bench.bench_drafts --draft-model llama-100m
-    python -m bench.bench_drafts --draft-head
+    python -m bench.bench_drafts --draft-head eagle
     python -m bench.bench_drafts --checkpoint FOLDER --head FOLDER --questions FILE
 
 Each drafted token is right with probability `--rate`. A draft model or head computes as usual, and its tokens are
@@ -23,7 +23,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.make_checkpoint import SHAPES, make_checkpoint
-from bench.make_draft_head import make_draft_head
+from bench.make_draft_head import KINDS, make_draft_head
 from bench.prepare import default_work
 from mlcpipe import Engine
 from mlcpipe.bundle.memory import many_sequences
@@ -32,6 +32,7 @@ from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.serving.core import GREEDY, Core
 from mlcpipe.runtime.serving.cost_model import CostModel
+from mlcpipe.runtime.serving.draft_heads import DraftHeads
 from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
 from mlcpipe.runtime.serving.eagle import EagleDraft
@@ -161,13 +162,13 @@ def compare(engine: Engine, questions: Sequence[str], batch: int) -> Iterator[tu
         yield name, statistics.median(ratios), counts[name][1] / max(1, counts[name][0])
 
 
-def _load(name: str, options: argparse.Namespace, with_head: bool = False) -> LoadedBundle:
-    checkpoint, head = options.work / name, options.work / f"{name}-eagle"
+def _load(name: str, options: argparse.Namespace, kind: str | None = None) -> LoadedBundle:
+    checkpoint, head = options.work / name, options.work / f"{name}-{kind}"
     if not checkpoint.is_dir():
         make_checkpoint(name, checkpoint)
-    if with_head and not head.is_dir():
-        make_draft_head(name, head)
-    given = str(head) if with_head else None
+    if kind and not head.is_dir():
+        make_draft_head(kind, name, head)
+    given = str(head) if kind else None
     return load_bundle(
         prepare_bundle(str(checkpoint), target="cpu", quantization=options.quantization, draft_head=given), 512
     )
@@ -175,9 +176,12 @@ def _load(name: str, options: argparse.Namespace, with_head: bool = False) -> Lo
 
 def _source(core: Core, smaller: LoadedBundle | None, batch: int) -> DraftSource | None:
     """The drafter for `core`: a model, or the bundle's head."""
+    model = core.bundle.manifest.model
     if smaller is not None:
         return DraftModel(smaller, batch * 512, batch)
-    return None if core.bundle.manifest.model.eagle is None else EagleDraft(core, batch * 512)
+    if model.eagle is not None:
+        return EagleDraft(core, batch * 512)
+    return DraftHeads(core) if model.draft_heads else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-1b")
     parser.add_argument("--draft-model", choices=sorted(SHAPES), help="whose time counts, too (default: none)")
-    parser.add_argument("--draft-head", action="store_true", help="an EAGLE-3 head, whose time counts, too")
+    parser.add_argument("--draft-head", choices=KINDS, help="whose time counts, too (default: none)")
     parser.add_argument("--work", type=Path, default=default_work(), help="folder that keeps checkpoints")
     parser.add_argument("--quantization", default="q4f16_1")
     parser.add_argument("--rate", type=float, default=0.7)

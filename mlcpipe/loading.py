@@ -173,7 +173,7 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
     """The cached bundle of a checkpoint, which is downloaded and compiled if necessary."""
     from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
-    from mlcpipe.checkpoint.eagle_head import with_draft_head
+    from mlcpipe.checkpoint.draft_heads import with_draft_head
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.support.resources import demo_model_path
 

@@ -1,9 +1,10 @@
-"""Train an EAGLE-3 head for a checkpoint: `python apps/draft_head/train.py CHECKPOINT --text FILE -o FOLDER`.
+"""Train a draft head for a checkpoint: `python apps/draft_head/train.py CHECKPOINT --text FILE -o FOLDER`.
 
-The head learns to guess tokens from its own guesses, too: at depth k of the unrolled loss a row attends to the
+An EAGLE-3 head learns to guess tokens from its own guesses, too: at depth k of the unrolled loss a row attends to the
 model's hidden states up to where its draft began, then to what the head said at depths 1 to k (Li et al. 2025,
-arXiv:2503.01840, section 3.2). The model itself does not change. The text should be like what the model will write,
-best of all answers of its own. Needs the `distill` extra; runs on the CPU, or with --device on another of torch's.
+arXiv:2503.01840, section 3.2). Medusa heads (Cai et al. 2024, arXiv:2401.10774) each guess one token from the model's
+last hidden state. The model itself does not change. The text should be like what the model will write, best of all
+answers of its own. Needs the `distill` extra; runs on the CPU, or with --device on another of torch's.
 """
 
 from __future__ import annotations
@@ -112,9 +113,34 @@ class Eagle(nn.Module):
         return torch.cat([x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin], -1)
 
 
-def build(model: Any) -> tuple[Eagle, dict[str, Any]]:
+class Medusa(nn.Module):
+    """Heads of one block each."""
+
+    def __init__(self, hidden: int, output: torch.Tensor, heads: int) -> None:
+        super().__init__()
+        self.medusa_head = nn.ModuleList()
+        for _ in range(heads):
+            block, last = nn.Module(), nn.Linear(*output.shape[::-1], bias=False)
+            block.linear = nn.Linear(hidden, hidden)
+            nn.init.zeros_(block.linear.weight)  # as the authors: a head begins as the model's own
+            nn.init.zeros_(block.linear.bias)
+            last.weight.data.copy_(output)
+            self.medusa_head.append(nn.ModuleList([block, last]))
+
+    def losses(self, tokens: torch.Tensor, states: list[torch.Tensor], depth: int) -> Iterator[tuple[Any, Any]]:
+        """As `Eagle.losses`, with a head for each depth; the last of `states` is what the model's logits come from."""
+        m = tokens.shape[1] - 1 - depth
+        for at, (block, last) in zip(range(depth), self.medusa_head):
+            x = states[-1][:, :m]
+            yield last(x + silu(block.linear(x))), tokens[:, 2 + at : 2 + at + m]
+
+
+def build(kind: str, model: Any, depth: int) -> tuple[nn.Module, dict[str, Any]]:
     """A new head for a transformers model, and its config.json. Raises UsageError for a model with too few layers."""
     c, embedding = model.config, model.get_input_embeddings().weight.detach()
+    if kind == "medusa":
+        output = model.get_output_embeddings().weight.detach()
+        return Medusa(c.hidden_size, output, depth), {"medusa_num_heads": depth}
     n = c.num_hidden_layers
     layers = sorted({min(2, n - 1), n // 2, max(n - 3, 0)})
     layers = layers if len(layers) == 3 else sorted({0, n // 2, n - 1})
@@ -134,7 +160,7 @@ def build(model: Any) -> tuple[Eagle, dict[str, Any]]:
     return head, config
 
 
-def train(head: Eagle, model: Any, tokens: torch.Tensor, options: argparse.Namespace, progress: Progress) -> None:
+def train(head: nn.Module, model: Any, tokens: torch.Tensor, options: argparse.Namespace, progress: Progress) -> None:
     """Train the head in place on random rows of the tokens i64[n]."""
     generator = torch.Generator().manual_seed(options.seed)
     optimizer = torch.optim.AdamW(head.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -164,7 +190,7 @@ def _states(model: Any, batch: torch.Tensor) -> list[torch.Tensor]:
         return list(model.model(batch, use_cache=False, output_hidden_states=True).hidden_states)
 
 
-def right(head: Eagle, model: Any, tokens: torch.Tensor, options: argparse.Namespace) -> list[float]:
+def right(head: nn.Module, model: Any, tokens: torch.Tensor, options: argparse.Namespace) -> list[float]:
     """For each depth, how often the head guesses the model's most probable token, on held-out tokens."""
     rows = tokens.unfold(0, options.window, options.window)[:16].to(model.device)
     found = [0.0] * options.depth
@@ -183,7 +209,8 @@ def main() -> int:
         "--text", default="own", help="a text in UTF-8 like what the model writes (default: one of ours)"
     )
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--depth", type=int, default=4, help="tokens of a draft that it learns")
+    parser.add_argument("--kind", choices=("eagle", "medusa"), default="eagle")
+    parser.add_argument("--depth", type=int, default=4, help="tokens of a draft that it learns; heads of Medusa")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rows", type=int, default=8, help="of a batch")
     parser.add_argument("--window", type=int, default=256, help="tokens of a row")
@@ -221,7 +248,7 @@ def run(options: argparse.Namespace, progress: Progress) -> list[float]:
     torch.manual_seed(options.seed)
     auto: Any = AutoModelForCausalLM  # untyped in transformers
     model = auto.from_pretrained(checkpoint.folder, dtype=torch.float32).to(options.device).eval()
-    head, config = build(model)
+    head, config = build(options.kind, model, options.depth)
     train(head.to(options.device), model, tokens[:cut], options, progress)
     with atomic_directory(options.output, replaces=replaces) as folder:
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

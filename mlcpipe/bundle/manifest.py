@@ -247,6 +247,9 @@ class ModelInfo(Frozen):
     adapted: Items[AdaptedInfo] = Field(
         default=(), description="what LoRA adapters may change; none without --adapters"
     )
+    draft_heads: Annotated[int, Field(ge=0, le=8)] = Field(
+        default=0, description="functions draft_head_I: each guesses one more of the tokens after the next"
+    )
     eagle: EagleInfo | None = None
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
 

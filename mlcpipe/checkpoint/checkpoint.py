@@ -53,23 +53,12 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
-class EagleHead:
-    """An EAGLE-3 head: its tensors by their names in the model, and the layer of `config`, as a Llama's config.json.
-
-    `files` hold it. `layers`: the model's layers whose inputs it reads. `vocab`: tokens that it guesses; `places`
-    i32[V] maps each token of the model to one of them, -1 for none; None if they are the same. With
-    `norm_before_residual` the residual is the layer's normalized input. `embeds`: it has an embedding of its own.
-    """
+class DraftHead:
+    """A draft head's tensors by their names in the model, and the files that hold them; kinds are in `draft_heads`."""
 
     path: Path
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo] = field(repr=False)
-    config: Mapping[str, Any]
-    layers: tuple[int, ...]
-    vocab: int
-    places: NDArray[np.int32] | None
-    norm_before_residual: bool
-    embeds: bool
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class Checkpoint:
     generation_config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[Path, ...]
-    draft_head: EagleHead | None = field(default=None, kw_only=True)
+    draft_head: DraftHead | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str | None:

@@ -188,7 +188,7 @@ def _quality_check(
 def _bits_per_weight(manifest: Manifest, checkpoint: Path, draft_head: Path | None) -> float:
     """Stored bits, including scales and second copies, per number of the used tensors."""
     from mlcpipe.checkpoint import open_checkpoint
-    from mlcpipe.checkpoint.eagle_head import with_draft_head
+    from mlcpipe.checkpoint.draft_heads import with_draft_head
 
     used = {source for param in manifest.params for source in param.sources}
     opened = open_checkpoint(checkpoint)

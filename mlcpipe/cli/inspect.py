@@ -29,7 +29,7 @@ from tir_schedules.step_layout import PAGE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlcpipe.bundle import EagleInfo, EmbeddingInfo, Manifest
+    from mlcpipe.bundle import EmbeddingInfo, Manifest, ModelInfo
 
 
 def inspect_command(
@@ -117,7 +117,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("quantization", f"{manifest.quantization}{_schemes(manifest)}, layout {manifest.weight_layout}, "
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
         *([("embeddings", _embedding(model.embedding))] if model.embedding else []),
-        *([("draft head", _draft_head(model.eagle))] if model.eagle else []),
+        *([("draft head", _draft_head(model))] if model.draft_heads or model.eagle else []),
         ("target", f"{target.name}: {target.triple}"),
         ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
                     f"{manifest.linker.version}, {manifest.created}"),
@@ -139,9 +139,11 @@ def _embedding(info: EmbeddingInfo) -> str:
     return f"{info.dimensions} numbers, pooling {info.pooling}{length}{prompts}"
 
 
-def _draft_head(head: EagleInfo) -> str:
+def _draft_head(model: ModelInfo) -> str:
     """The draft head for the server."""
-    return f"EAGLE-3, {byte_size(head.page_bytes // PAGE)} of KV cache a token"
+    if model.eagle is None:
+        return f"{model.draft_heads} Medusa heads"
+    return f"EAGLE-3, {byte_size(model.eagle.page_bytes // PAGE)} of KV cache a token"
 
 
 def _schemes(manifest: Manifest) -> str:

@@ -94,8 +94,8 @@ DraftHeadOption = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="An EAGLE-3 head that was trained for the model: the server drafts with it when that is "
-        "faster; answers do not change.",
+        help="An EAGLE-3 head or Medusa heads that were trained for the model: the server drafts with them when that "
+        "is faster; answers do not change.",
     ),
 ]
 AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]

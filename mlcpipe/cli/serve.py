@@ -31,10 +31,11 @@ _MAX_WARM_BYTES = 4 << 20
 
 
 class Bundles(NamedTuple):
-    """The folders of the compiled models: the one to serve, and the one that drafts."""
+    """The folders of the compiled models: the one to serve, the one that drafts, the semantic cache's encoder."""
 
     own: Path
     drafts: Path | None
+    encoder: Path | None
 
 
 @from_fields(ServeOptions)
@@ -125,7 +126,10 @@ def _prepare(options: ServeOptions) -> Bundles:
             context=options.context,
         )  # fmt: skip
         drafts = None if options.draft_model is None else prepare(options.draft_model, device)
-        return Bundles(own, drafts)
+        encoder = None
+        if options.semantic_cache is not None:
+            encoder = prepare_bundle(options.semantic_cache, device, progress=progress)
+        return Bundles(own, drafts, encoder)
 
 
 def _system_message(path: Path) -> str:
@@ -172,6 +176,7 @@ def _load(
     options: ServeOptions, bundles: Bundles, names: tuple[str, ...], texts: Iterable[str], namespaces: Iterable[str]
 ) -> Loaded:
     """The engine with its adapters, warmed, and what stands beside it."""
+    from mlcpipe import Embedder
     from mlcpipe.runtime.loading import load_bundle
     from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.open_engine import open_engine
@@ -179,6 +184,7 @@ def _load(
     from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
     from mlcpipe.server.prefix_store import PrefixStore
     from mlcpipe.server.run import Loaded
+    from mlcpipe.server.semantic_cache import SemanticCache
     from mlcpipe.server.service import DEFAULTS, Facts
     from tir_schedules.step_layout import RANK
 
@@ -210,7 +216,11 @@ def _load(
         store = PrefixStore(options.prefixes, manifest, serving.context_length)
     loaded = Loaded(serving, tokenizer, Facts(names, about, defaults), store, adapters)
     _warm(loaded, texts, namespaces)
-    return loaded
+    if bundles.encoder is None:
+        return loaded
+    embedder = Embedder(bundles.encoder, device=device, threads=threads)
+    cache = SemanticCache(embedder, options.semantic_threshold, options.semantic_entries)
+    return replace(loaded, semantic_cache=cache)
 
 
 def _name_of(model: str | None, manifest: Manifest) -> str:

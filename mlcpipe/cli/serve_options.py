@@ -28,6 +28,7 @@ from mlcpipe.support.env import env
 
 DEFAULT_PORT = 8000
 DEFAULT_ADAPTER_RANKS = 128
+DEFAULT_SIMILARITY = 0.95
 DEFAULT_STEP_MS = 100
 
 
@@ -124,6 +125,18 @@ class ServeOptions:
             "(default: all folders)"
         ),
     ] = None
+    semantic_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENCODER",
+            help="An embedding model. A question that it finds similar to an earlier one, in an otherwise equal "
+            "request, gets the earlier answer.",
+        ),
+    ] = None
+    semantic_threshold: Annotated[
+        float, typer.Option(help="Least cosine similarity of such questions.", min=0.0, max=1.0)
+    ] = DEFAULT_SIMILARITY
+    semantic_entries: Annotated[int, typer.Option(help="Answers kept in memory for that.")] = 1000
     ray: Annotated[
         int | None,
         typer.Option(
@@ -172,7 +185,7 @@ class ServeOptions:
         check_at_least_one(
             context=self.context, threads=self.threads, sequences=self.sequences, step_ms=self.step_ms,
             max_queue=self.max_queue, max_per_key=self.max_per_key, drain=self.drain, adapter_ranks=self.adapter_ranks,
-            ray=self.ray,
+            semantic_entries=self.semantic_entries, ray=self.ray,
         )  # fmt: skip
         if self.api_key is not None and not all(self.api_key):
             raise UsageError("--api-key", expected="a key", found="nothing")
@@ -195,6 +208,7 @@ class ServeOptions:
             "warm": self.warm,
             "prefixes": self.prefixes,
             "adapter": self.adapter,
+            "semantic_cache": self.semantic_cache,
             "adapter_ranks": self.adapter_ranks,
             "adapter_folder": self.adapter_folder,
             "share_prompts": self.share_prompts,

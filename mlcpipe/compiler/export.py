@@ -12,8 +12,8 @@ from tvm import relax
 from tvm.ir import StringImm
 
 from mlcpipe.bundle.states import slot_bytes
-from mlcpipe.checkpoint.checkpoint import EagleHead
-from mlcpipe.compiler.draft_head import build_draft_head
+from mlcpipe.checkpoint.draft_heads import DraftHead
+from mlcpipe.compiler.draft_heads import build_draft_head
 from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
@@ -44,7 +44,7 @@ def prepare_model(
     kv_cache_dtype: str = "auto",
     *,
     encoder: bool = False,
-    draft_head: EagleHead | None = None,
+    draft_head: DraftHead | None = None,
 ) -> LanguageModel:
     """Build the model of a config.json and set its dtypes and its folder of kernels.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.compiler.draft_head import eagle_info
+from mlcpipe.compiler.draft_heads import eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
 from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
 from mlcpipe.errors import ConfigError, TargetError

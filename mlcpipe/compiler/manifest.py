@@ -128,6 +128,7 @@ def model_info(job: Job) -> ModelInfo:
             )
             for one in job.state.adapted
         ),
+        draft_heads=getattr(job.checkpoint.draft_head, "heads", 0),
         eagle=job.eagle,
         embedding=job.embedding,
     )

@@ -393,7 +393,7 @@ static void keep_workspaces(int keep) {
   __TVMBackendFreeWorkspace = keep ? free_workspace : tvm_free;
 }
 
-/* mlcpipe_threads(n): n > 0 adds a user, for whom loops run on n threads from now on, the caller's among them; 0 takes
+/* mlcpipe_threads(n): n > 0 adds a user, whose loops run on n threads from now on, the caller's among them; 0 takes
  * a user away, and with the last one loops run as TVM would. Returns how many threads there are now, 0 for TVM's. */
 __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self, const Any* arguments, int32_t count,
                                                                     Any* result) {

@@ -50,7 +50,7 @@ static void* allocate(size_t nbytes) {
   return found;
 }
 
-/* What kernels call of TVM's runtime (tvm/runtime/c_backend_api.h). */
+/* The functions of TVM's runtime that kernels call (tvm/runtime/c_backend_api.h). */
 void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* words) { fprintf(stderr, "%s: %s\n", kind, words); }
 
 void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int32_t count) {

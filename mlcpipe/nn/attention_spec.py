@@ -1,4 +1,4 @@
-"""What is known of an attention block before it is built."""
+"""Facts of an attention block, known before it is built."""
 
 from __future__ import annotations
 

@@ -13,12 +13,13 @@ class DraftHead:
     """`module` has the parameters, named `parameter` in the model; a step without drafts reads none of them.
 
     The head reads rows that the model's forwards keep: the inputs of `layers`, then the input of the model's logits.
-    `model` in the methods is the CausalLM with the head, after its dtypes are set.
+    `prompts`: also in prefill. `model` in the methods is the CausalLM with the head, after its dtypes are set.
     """
 
     parameter: str
     module: nn.Module
     layers: tuple[int, ...] = ()
+    prompts = False
 
     def kept_size(self, model: Any) -> int:
         """Length of a kept row."""

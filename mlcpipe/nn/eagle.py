@@ -76,6 +76,7 @@ class EagleHead(DraftHead):
     """
 
     parameter = "eagle_head"
+    prompts = True
 
     def __init__(
         self, base: BaseConfig, layers: tuple[int, ...], target_hidden: int, vocab: int,

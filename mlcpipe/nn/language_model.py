@@ -1,4 +1,4 @@
-"""What the compiler knows of any model: facts, states of its layers, shapes of attention."""
+"""The compiler's view of any model: facts, states of its layers, shapes of attention."""
 
 from __future__ import annotations
 

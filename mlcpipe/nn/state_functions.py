@@ -100,8 +100,9 @@ def specs(model: CausalLM) -> dict[str, Any]:
     head = model.draft_head
     if head is None:
         return forwards
+    kinds = {"decode": "b", "prefill": "n"} if head.prompts else {"decode": "b"}
     hidden = {
         f"{kind}_hidden": {**forwards[kind], "hidden": tensor([rows, head.kept_size(model)], "float32")}
-        for kind, rows in (("decode", "b"), ("prefill", "n"))
+        for kind, rows in kinds.items()
     }
     return hidden | head.spec(model) | forwards

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -108,11 +109,33 @@ class Waker:
                 listener()
 
 
-class Answers:
-    """All answers to one request, as they come or whole."""
+class DeltaSource(ABC):
+    """All answers to one request, as they come or whole. `close` may be called twice."""
+
+    def __init__(self, usage: Usage, count: int = 1) -> None:
+        self.usage, self.count = usage, count
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel unfinished answers."""
+
+    @abstractmethod
+    def deltas(self) -> AsyncIterator[Delta]:
+        """The deltas until all answers are finished. Raises ApiError if one fails."""
+
+    async def whole(self) -> list[Answer]:
+        """The answers, once all are finished. Raises ApiError if one fails."""
+        answers = [Answer() for _ in range(self.count)]
+        async for delta in self.deltas():
+            answers[delta.index].add(delta)
+        return answers
+
+
+class Answers(DeltaSource):
+    """Answers of an engine."""
 
     def __init__(self, engine: ServingEngine, waker: Waker, tokenizer: Tokenizer) -> None:
-        self.usage = Usage(dropped=0 if engine.context_shift else None)
+        super().__init__(Usage(dropped=0 if engine.context_shift else None), 0)
         self._engine = engine
         self._waker = waker
         self._tokenizer = tokenizer
@@ -126,17 +149,18 @@ class Answers:
         stream.listener = self._wake  # not read yet by the loop, which runs this
         first = not self._choices or self._choices[-1].stream.request.tokens is not request.tokens
         self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self.usage, first))
+        self.count += 1
         if first:
             self.usage.prompt += len(request.tokens)
 
     def close(self) -> None:
-        """Cancel unfinished answers; may be called twice."""
+        """Cancel unfinished answers."""
         for choice in self._choices:
             if not choice.ended:
                 self._engine.cancel(choice.stream.id)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """The deltas until all answers are finished. Raises ApiError if one fails."""
+        """As `DeltaSource.deltas`."""
         while not all(choice.finished for choice in self._choices):
             await self._changed.wait()
             self._changed.clear()
@@ -148,13 +172,6 @@ class Answers:
                     self._engine.cancel(choice.stream.id, "stop")
             if self._slow:
                 raise ApiError(499, "the client reads too slowly")
-
-    async def whole(self) -> list[Answer]:
-        """The answers, once all are finished. Raises ApiError if one fails."""
-        answers = [Answer() for _ in self._choices]
-        async for delta in self.deltas():
-            answers[delta.index].add(delta)
-        return answers
 
     def _wake(self) -> None:
         if any(choice.stream.pending > MAX_PENDING for choice in self._choices):

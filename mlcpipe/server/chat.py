@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
-from mlcpipe.server.answers import Answer, Answers, Delta, Usage
+from mlcpipe.server.answers import Answer, Delta, DeltaSource, Usage
 from mlcpipe.server.bodies import (
     CompletionFields,
     EndingFields,
@@ -32,6 +32,7 @@ from mlcpipe.server.conversation import (
     tool_of,
 )
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.semantic_cache import CachingService, Keeping
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
 from mlcpipe.server.tool_formats.style import CallPiece
@@ -69,7 +70,7 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
     """Answer a conversation."""
     service: Service = request.app.state.service
     conversation = await service.aside(lambda: _conversation(body), body.nbytes)
-    answers = await answers_to(service, body, conversation)
+    answers, headers = await _answers(service, request, body, conversation)
     frame = {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "created": int(time.time()),
@@ -78,13 +79,29 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         chunks = _chunks(answers, frame, body.n or 1, with_usage=usage)
-        return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE)
+        return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE, headers=headers)
     whole = await unless_left(request, answers.whole(), answers.close)
     choices = [_choice(index, answer, with_logprobs=bool(body.logprobs)) for index, answer in enumerate(whole)]
     return JSONResponse(
         {**frame, "object": "chat.completion", "choices": choices, "usage": usage_json(answers.usage),
-         "system_fingerprint": None}
+         "system_fingerprint": None},
+        headers=headers,
     )  # fmt: skip
+
+
+async def _answers(
+    service: Service, request: Request, body: ChatBody, conversation: Conversation
+) -> tuple[DeltaSource, dict[str, str]]:
+    """Answers, cached ones if a semantic cache has them, and the header that says so."""
+    cache = service.semantic_cache if isinstance(service, CachingService) else None
+    adapter, question = service.adapter_of(body.model), None
+    if cache is not None:
+        question = await cache.question(request, body, conversation, adapter)
+    if cache is None or question is None:
+        return await answers_to(service, body, conversation), {}
+    if (kept := cache.find(question)) is not None:
+        return kept, {"x-cache": "hit"}
+    return Keeping(await answers_to(service, body, conversation), cache, question), {"x-cache": "miss"}
 
 
 def _conversation(body: ChatBody) -> Conversation:
@@ -128,7 +145,7 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
     return choose(tools, None, named=name if isinstance(name, str) else "", parallel=parallel)
 
 
-async def _chunks(answers: Answers, frame: dict[str, Any], n: int, *, with_usage: bool) -> AsyncIterator[str]:
+async def _chunks(answers: DeltaSource, frame: dict[str, Any], n: int, *, with_usage: bool) -> AsyncIterator[str]:
     """The events of a stream."""
     frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if with_usage else {})}
     made = choice_events(frame)

@@ -24,6 +24,7 @@ from mlcpipe.server.connections import ACCEPTED_AT_ONCE, Connection, most_connec
 from mlcpipe.server.embedding_service import EmbeddingEngine, EmbeddingService
 from mlcpipe.server.guard import Guard, Rules
 from mlcpipe.server.prefix_store import PrefixStore
+from mlcpipe.server.semantic_cache import CachingService, SemanticCache
 from mlcpipe.server.service import Facts, Service
 
 _KEEP_ALIVE_S = 75
@@ -40,10 +41,12 @@ class Loaded:
     facts: Facts
     prefixes: PrefixStore | None = None
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    semantic_cache: SemanticCache | None = None
 
     def service(self) -> Service:
         """The service, made inside the event loop."""
-        return Service(self.engine, self.tokenizer, self.facts, self.prefixes, self.adapters)
+        parts = self.engine, self.tokenizer, self.facts, self.prefixes, self.adapters
+        return Service(*parts) if self.semantic_cache is None else CachingService(self.semantic_cache, *parts)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -48,8 +48,10 @@ class EventStream(Response):
         close: Callable[[], None],
         failed: Callable[[ApiError], str],
         ping: str = ": ping\n\n",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
+        self._more_headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._events = events
         self._close = close
         self._failed = failed
@@ -70,7 +72,7 @@ class EventStream(Response):
             raise ended[-1]
 
     async def _write(self, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._more_headers]})
         try:
             async for text in self._events:
                 await self._send(send, text)

@@ -1,4 +1,4 @@
-// Threads of a GPU on the CPU: each thread of a block is a fiber, a barrier or an exchange of 32 neighbours goes on to the
+// Threads of a GPU on the CPU: each thread of a block is a fiber, a barrier or an exchange of 32 neighbours continues to the
 // next one. For one shared library that runs kernels, whose code calls what is `extern "C"` here.
 #pragma once
 #include <sys/mman.h>
@@ -55,7 +55,7 @@ void** parameters;
   abort();
 }
 
-// Keeps the callee's registers on this stack, its pointer in *from, and goes on with the other stack.
+// Keeps the callee's registers on this stack, its pointer in *from, and switches to the other stack.
 extern "C" void emulated_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -98,7 +98,7 @@ void begin(Fiber& fiber) {
   fiber.state = kReady;
 }
 
-// Goes on with 32 neighbours until they wait for others.
+// Runs 32 neighbours until they wait for others.
 void run_warp(size_t first) {
   size_t end = first + 32 < threads ? first + 32 : threads;
   for (;;) {

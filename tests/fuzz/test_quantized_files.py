@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -16,14 +17,15 @@ import pytest
 resource = pytest.importorskip("resource", reason="memory is measured by getrusage")
 
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.checkpoint.eagle_head import with_draft_head
+from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.checkpoint.peft import read_adapter
 from tests.fuzz import saved_pages
 from tests.fuzz.findings import finding
 from tests.fuzz.quantized_files import Parser, read_all
-from tests.models.head_files import EAGLE, random_eagle, write_eagle
+from tests.models.head_files import EAGLE, random_eagle, random_heads, write_eagle
 from tests.unit.checkpoint import bitsandbytes_files, mxfp4_files, peft_files
 from tests.unit.checkpoint.float_files import write_fields, write_mxfp8, write_sparse
+from tests.unit.checkpoint.helpers import write_tensors
 from tests.unit.checkpoint.quantized_files import Form, write
 
 CASES = 150
@@ -56,12 +58,19 @@ def _read_adapter(folder: Path) -> None:
     read_adapter(folder, peft_files.MODULES, "llama")
 
 
+def _draft_head(folder: Path) -> None:
+    """As Medusa's authors save it, under the name that the model's own tensors have."""
+    heads = {f"medusa_head.{name}": array for name, array in random_heads(64).items()}
+    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 3}))
+    write_tensors(folder / "model.safetensors", heads)
+
+
 def _eagle_head(folder: Path) -> None:
     config = {**EAGLE, "draft_vocab_size": 32}
     write_eagle(folder, random_eagle(64, config), config)
 
 
-def _read_eagle_head(folder: Path) -> None:
+def _read_draft_head(folder: Path) -> None:
     model = Checkpoint(folder, {"hidden_size": 64, "vocab_size": 64, "num_hidden_layers": 3}, {}, {}, ())
     read_all(with_draft_head(model, folder))
 
@@ -80,7 +89,8 @@ PARSERS: dict[str, Any] = {
     "bitsandbytes": Parser(_bitsandbytes),
     "bitnet": Parser(_bitnet),
     "adapter": Parser(_adapter, _read_adapter, "adapter_config.json", "adapter_model.safetensors"),
-    "eagle-head": Parser(_eagle_head, _read_eagle_head),
+    "draft-head": Parser(_draft_head, _read_draft_head),
+    "eagle-head": Parser(_eagle_head, _read_draft_head),
     "mxfp4-experts": Parser(mxfp4_files.write),
     "mlx-experts": Parser(mxfp4_files.write_mlx),
     "saved-pages": saved_pages,

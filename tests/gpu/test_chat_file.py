@@ -1,4 +1,4 @@
-"""A chat that was computed on the device goes on there as without a file, and on the CPU."""
+"""A chat that was computed on the device continues there as without a file, and on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sequence that gave way on a GPU, and whose pages were on the host meanwhile, says what it says alone, bit by bit."""
+"""A sequence that was preempted on a GPU, its pages on the host meanwhile, answers as it does alone, bit by bit."""
 
 from __future__ import annotations
 

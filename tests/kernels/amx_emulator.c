@@ -1,6 +1,6 @@
 /* Intel's AMX on an x86-64 Linux machine without it: what the CPU refuses (SIGILL) is decoded, done here and skipped.
  *
- * Linked into a program or loaded into a process, this takes over SIGILL by itself; on a machine with AMX it asks the
+ * Linked into a program or loaded into a process, this takes over SIGILL automatically; on a machine with AMX it asks the
  * system for the tiles instead, and the CPU runs the same code. Instructions as in the Intel SDM, volume 2, and its
  * chapter 18 of volume 1: ldtilecfg, sttilecfg, tilerelease, tilezero, tileloadd, tileloaddt1, tilestored, tdpbssd,
  * tdpbsud, tdpbusd, tdpbuud, tdpbf16ps. Where a CPU would fault the process ends with a message; any other illegal

@@ -1,6 +1,6 @@
 """Structural hashes of every scheduled PrimFunc of three small models, for every target: what a refactor must not change.
 
-`python -m tests.kernels.golden` writes `golden/<target>.json` anew, `python -m tests.kernels.golden vulkan cuda` those
+`python -m tests.kernels.golden` writes `golden/<target>.json` again, `python -m tests.kernels.golden vulkan cuda` those
 of two targets; `git diff` then names the kernels that are different. A change of kernels commits the new hashes.
 Hashes ignore the names of variables and blocks. No tuning records are used: they are data, which has its own tests.
 """

@@ -1,4 +1,4 @@
-"""Scheduled kernels are those whose hashes are in `golden/`: see golden.py, which writes them anew."""
+"""Scheduled kernels are those whose hashes are in `golden/`: see golden.py, which writes them."""
 
 from __future__ import annotations
 

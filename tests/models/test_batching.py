@@ -72,7 +72,7 @@ def test_beside_prompts_that_come_later_in_other_chunks(alone: Alone) -> None:
 
 
 def test_several_answers_to_one_prompt(alone: Alone) -> None:
-    """They start from the pages of the first one, and go on in pages of their own."""
+    """They start from the pages of the first one, and continue in pages of their own."""
     steps, places = Steps(alone.bundle), [index for index in (0, 2, 4, 9) for _ in range(3)]
     sequences = [steps.submit(alone.prompts[index], ANSWER) for index in places]
     steps.run()

@@ -100,7 +100,7 @@ def test_answers_are_the_same(bundle: LoadedBundle, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("always")
 def test_too_few_pages_are_no_drafts(bundle: LoadedBundle) -> None:
-    """Answers that give way to others get drafts again when they go on."""
+    """Preempted answers get drafts again when they resume."""
     asked = requests(5, bundle.manifest.model.vocab_size)
     with engine(bundle, None) as plain:
         expected = answers(plain, asked)

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, silu
 
 from mlcpipe.bundle.memory import many_sequences
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.checkpoint.eagle_head import with_draft_head
+from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.core import GREEDY, Core
@@ -229,7 +229,7 @@ def test_the_recipe_unrolls_what_is_drafted(checkpoint: Path, tmp_path: Path, mo
     from apps.draft_head import train as recipe
 
     model = tiny.build_model(CASE, tiny.settled_seed(CASE))
-    head, config = recipe.build(model)
+    head, config = recipe.build("eagle", model, 3)
     weights = {name: part.detach().numpy() for name, part in head.state_dict().items()}
     tokens = torch.tensor([tiny.prompt_tokens(CASE, 16)])
     reference = Head(weights, config, model.model.embed_tokens.weight.detach())
@@ -246,6 +246,7 @@ def test_the_recipe_unrolls_what_is_drafted(checkpoint: Path, tmp_path: Path, mo
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"t{number % 50}" for number in range(2000)))
     command = ["train.py", str(checkpoint), "--text", str(text), "--steps", "3", "--window", "32", "--depth", "2"]
-    monkeypatch.setattr("sys.argv", [*command, "-o", str(tmp_path / "head")])
-    assert recipe.main() == 0
-    assert with_draft_head(open_checkpoint(checkpoint), tmp_path / "head").draft_head is not None
+    for kind in ("eagle", "medusa"):
+        monkeypatch.setattr("sys.argv", [*command, "--kind", kind, "-o", str(tmp_path / kind)])
+        assert recipe.main() == 0
+        assert with_draft_head(open_checkpoint(checkpoint), tmp_path / kind).draft_head is not None

@@ -63,8 +63,8 @@ void PrintEvents(const char* name, const std::vector<Event>& events) {
 // Pages of each sequence, and slots where there are any.
 void PrintUnits(const Step& step, bool slots) {
   std::vector<SequencePointer> sequences;
-  for (const FewRows& one : step.few) sequences.push_back(one.sequence);
-  for (const ManyRows& one : step.many) sequences.push_back(one.sequence);
+  for (const DecodeRows& one : step.decode) sequences.push_back(one.sequence);
+  for (const PrefillRows& one : step.prefill) sequences.push_back(one.sequence);
   std::cout << ",\"tables\":";
   PrintList(sequences, [](const SequencePointer& one) { PrintList(one->tables, PrintNumbers); });
   if (!slots) return;
@@ -79,14 +79,14 @@ void PrintPlan(const Step* step, bool slots) {
     return;
   }
   std::cout << "{\"decode\":";
-  PrintList(step->few, [](const FewRows& one) {
+  PrintList(step->decode, [](const DecodeRows& one) {
     const auto begin = one.sequence->tokens.begin() + one.sequence->computed;
     std::cout << "[" << one.sequence->id << ",";
     PrintNumbers({begin, begin + one.rows});
     std::cout << "," << one.draws << "]";
   });
   std::cout << ",\"prefill\":";
-  PrintList(step->many, [](const ManyRows& one) {
+  PrintList(step->prefill, [](const PrefillRows& one) {
     std::cout << "[" << one.sequence->id << "," << one.begin << "," << one.rows << ",";
     PrintList(one.drawing, [](const SequencePointer& each) { std::cout << each->id; });
     std::cout << "]";
@@ -114,7 +114,7 @@ Limits ReadLimits() {
   limits.prefill_chunk = Read();
   limits.sequences = Read();
   limits.queue = Read();
-  limits.few_rows = Read();
+  limits.decode_rows = Read();
   limits.step_s = Read<double>();
   if (const int64_t above = Read(); above >= 0) limits.recompute_above = above;
   return limits;
@@ -150,10 +150,10 @@ void Run() {
 void Learn() {
   CostModel cost;
   Load load;
-  while (std::cin >> load.few >> load.few_keys >> load.many >> load.many_keys) {
+  while (std::cin >> load.decode >> load.decode_keys >> load.prefill >> load.prefill_keys) {
     cost.Observe(load, Read<double>());
     std::printf("[%.17g,%lld,%lld]\n", cost.Seconds(load),
-                static_cast<long long>(cost.PromptRows({load.few, load.few_keys, 0, 0}, 0.4, 100, 512)),
+                static_cast<long long>(cost.PromptRows({load.decode, load.decode_keys, 0, 0}, 0.4, 100, 512)),
                 static_cast<long long>(cost.DecodeRowsFor(200)));
   }
 }

@@ -126,7 +126,7 @@ void CancelFromAnotherThread(mlcpipe_engine engine) {
   Require(mlcpipe_reset(engine), {MLCPIPE_OK}, "reset");
 }
 
-// Often just when the answer begins. It must not go on.
+// Often just when the answer begins. It must not continue.
 void CloseWhileItAnswers(const Model& model, int64_t most_us) {
   const mlcpipe_engine engine = Open(model);
   std::thread worker([&] {
@@ -173,7 +173,7 @@ struct Answer {
 void End(void* context, int32_t code, const mlcpipe_statistics*) { static_cast<Answer*>(context)->code = code; }
 
 // Clients submit and cancel while one thread steps; answers that are not cancelled are those alone. The last ones are
-// under way when the engine is closed.
+// running when the engine is closed.
 void AnswerSeveralAtOnce(const Model& model, const std::vector<int32_t>& expected) {
   const mlcpipe_engine engine = Open(model, 3);
   std::atomic<bool> closed{false};

@@ -80,7 +80,7 @@ def test_a_file_made_by_hand(native: NativeEngine, tiny_bundles: Bundles, tmp_pa
 
 
 def refused(native: NativeEngine, path: Path, words: str, data: bytes | None = None, code: int = USAGE) -> None:
-    """Restoring is an error of one line, after which the engine goes on with what it had."""
+    """Restoring is an error of one line, after which the engine continues with what it had."""
     if data is not None:
         path.write_bytes(data)
     native.call("reset")
@@ -220,7 +220,7 @@ def test_a_writer_that_is_killed_and_a_full_disk(
 
 
 def test_saving_while_it_answers(file: Path, native: NativeEngine) -> None:
-    """From the callback and from another thread: refused, and the answer goes on."""
+    """From the callback and from another thread: refused, and the answer continues."""
     codes: list[int] = []
 
     def call(function: Callable[[Path], object]) -> None:

@@ -70,7 +70,7 @@ def _answers_together(runtime: Runtime, bundle: Path, engine: mlcpipe.Engine, as
 
 
 def _saves_and_goes_on(engine: mlcpipe.Engine, native: NativeEngine, tokens: list[int], folder: Path) -> None:
-    """Each continues what the other saved as it goes on without a file. Both have answered with the last of `tokens`."""
+    """Each continues what the other saved as it does without a file. Both have answered with the last of `tokens`."""
     engine.save(folder / "python")
     native.save(folder / "native")
     assert (folder / "python").read_bytes() == (folder / "native").read_bytes()

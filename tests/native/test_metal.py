@@ -107,7 +107,7 @@ def test_a_program_with_the_static_library(folder: Path, shared: Path, python: d
 
 
 def test_an_app_in_the_background(native: NativeEngine, metal: Runtime, python: dict[str, Any], tmp_path: Path) -> None:
-    """Its GPU gets no commands; a chat that was saved goes on when the app is back."""
+    """Its GPU gets no commands; a chat that was saved continues when the app is back."""
     expected = python["tokens_after"].tolist()
     native.generate(PROMPT, max_tokens=4)
     native.save(tmp_path / "chat", {"messages": []})

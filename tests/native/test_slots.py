@@ -1,4 +1,4 @@
-"""Conversations over slots and windows in the native runtime: what is kept of them, and what they go on from."""
+"""Conversations over slots and windows in the native runtime: what is kept of them, and what they continue from."""
 
 from __future__ import annotations
 

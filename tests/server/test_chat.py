@@ -29,7 +29,7 @@ def ai(server: Running) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def expected(demo: Engine) -> str:
-    """What the engine answers by itself, greedily."""
+    """The engine's own greedy answer."""
     from mlcpipe import SamplingParams
 
     return demo.chat(HELLO, sampling=SamplingParams(temperature=0)).text

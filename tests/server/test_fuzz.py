@@ -1,4 +1,4 @@
-"""Damaged bodies: each gets an answer or a refusal in the API's form, and the server goes on without a traceback."""
+"""Damaged bodies: each gets an answer or a refusal in the API's form, and the server continues without a traceback."""
 
 from __future__ import annotations
 

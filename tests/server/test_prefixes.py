@@ -147,7 +147,7 @@ def test_a_file_that_was_changed_is_refused(server: Running, folder: Path) -> No
 
 
 def test_a_prefix_without_room_is_refused(demo_bundle: Path, folder: Path, server: Running) -> None:
-    """A prompt under way has all pages; what was restored gives way to prompts."""
+    """A running prompt has all pages; restored pages are evicted for prompts."""
     assert post(server, KV + "/save", name="room", prompt=TEXT).status_code == 200
     with running_server(demo_bundle, "--prefixes", folder, "--sequences", 1, "--threads", 1, "--context", 512) as other:
         body = {"prompt": "word " * 300, "max_tokens": 200, "ignore_eos": True, "stream": True}

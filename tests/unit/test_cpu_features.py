@@ -36,7 +36,7 @@ CPUS = {
 
 
 @pytest.fixture
-def anew() -> Iterator[None]:
+def asked_again() -> Iterator[None]:
     """The machine is asked again, in this test and after it."""
     host_features.cache_clear()
     yield
@@ -84,7 +84,7 @@ def test_linux_on_arm(hwcap: int, hwcap2: int, variant: str) -> None:
     ],
 )
 def test_tiles_count_where_the_system_grants_them(
-    answer: Callable[..., int], variant: str, anew: None, monkeypatch: pytest.MonkeyPatch
+    answer: Callable[..., int], variant: str, asked_again: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -109,14 +109,18 @@ def test_sysctl_agrees_with_the_command() -> None:
 
 
 @pytest.mark.parametrize("system", ["win32", "plan9"])
-def test_a_system_that_is_not_asked_gets_the_base(system: str, anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_is_not_asked_gets_the_base(
+    system: str, asked_again: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", system)
     assert host_features() == frozenset()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc or getauxval")
 @pytest.mark.parametrize("error", [OSError("no /proc"), AttributeError("no getauxval")])
-def test_a_question_that_fails_gets_the_base(error: Exception, anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_fails_gets_the_base(
+    error: Exception, asked_again: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> object:
         raise error
 

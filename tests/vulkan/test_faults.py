@@ -152,7 +152,7 @@ def test_a_launch_costs_the_host_little(run: Start) -> None:
 
 
 def test_compiled_kernels_are_kept_on_the_disk(run: Start, plugin: Path, tmp_path: Path) -> None:
-    """The next process finds them; a torn file is passed over and written anew; no folder is no error."""
+    """The next process finds them; a torn file is passed over and written again; no folder is no error."""
     folder = tmp_path / "vulkan"
     folder.mkdir()
     shutil.copy2(plugin, folder)

@@ -157,7 +157,7 @@ def test_a_model_with_larger_weights_is_refused_in_words(beside_fake: Start, spl
 
 
 def test_a_driver_that_fails_while_a_model_loads_or_answers(beside_fake: Start, bundle: Path) -> None:
-    """An error in words, and the process goes on: the next load answers as ever."""
+    """An error in words, and the process continues: the next load answers as ever."""
     found = beside_fake("tests.vulkan.engine_scenario", "faults", str(bundle), "10", watched=False)
     assert found["calls"] > 100
     assert found["wrong"] == []

@@ -1,4 +1,4 @@
-"""What a run measures, and what it finds."""
+"""Options and results of `mlcpipe bench`."""
 
 from __future__ import annotations
 

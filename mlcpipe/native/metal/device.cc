@@ -8,7 +8,7 @@
 namespace mlcpipe::metal {
 namespace {
 
-constexpr int kSubmitted = 64;  // commands at a time, so that the GPU begins while the CPU goes on; not measured
+constexpr int kSubmitted = 64;  // commands at a time, so that the GPU begins while the CPU continues; not measured
 
 }  // namespace
 

@@ -57,7 +57,7 @@ class Device {
   std::unique_ptr<Gpu> gpu_;
   std::mutex mutex_;
   std::unordered_map<const void*, Allocation> allocations_;
-  int commands_ = 0;  // that nobody waited for
+  int commands_ = 0;  // not waited for yet
   bool background_ = false;
 };
 

@@ -1,4 +1,4 @@
-// What the device API needs of Apple's GPU: gpu.mm takes it from Metal. No call is made while another one runs.
+// The functions of Apple's GPU that the device API needs: gpu.mm takes them from Metal. No call is made while another one runs.
 #ifndef MLCPIPE_METAL_GPU_H_
 #define MLCPIPE_METAL_GPU_H_
 

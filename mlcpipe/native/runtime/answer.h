@@ -15,7 +15,7 @@ namespace mlcpipe {
 
 class Answer {
  public:
-  // What `given` points to is read before the answer begins, or by `Submit`.
+  // The memory behind `given` is read before the answer begins, or by `Submit`.
   Answer(Engine* engine, const mlcpipe_request& given) : engine_(engine), given_(given) {}
 
   // As `Engine::Submit`; the engine keeps `answer` until its end, which `on_end` learns of after the last text.

@@ -1,4 +1,4 @@
-// What is known of an answer while it comes, and when it ended.
+// The data of a running answer, and of one that ended.
 #ifndef MLCPIPE_RUNTIME_ANSWER_TYPES_H_
 #define MLCPIPE_RUNTIME_ANSWER_TYPES_H_
 
@@ -13,7 +13,7 @@ struct Statistics {
 
 enum class Finish { kStop = 1, kLength, kTimeout };
 
-// What becomes of an answer after a token.
+// The fate of an answer after a token.
 enum class Verdict { kGoOn, kStop, kCancel };
 
 }  // namespace mlcpipe

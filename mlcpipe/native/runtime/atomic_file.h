@@ -22,7 +22,7 @@ class AtomicFile {
   // Throws kResource where the disk is full, kUsage where the system refuses.
   void Write(const void* data, uint64_t bytes);
 
-  // What was written so far, mapped.
+  // The bytes written so far, mapped.
   MappedFile Written() const;
 
   // Makes it `path`, once the disk has it: a reader sees the old content or the new. Throws as `Write`.

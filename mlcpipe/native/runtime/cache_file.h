@@ -1,4 +1,4 @@
-// What was learned of this machine, for later processes: files that may be lost at any time.
+// Facts about this machine for later processes: files that may be lost at any time.
 #ifndef MLCPIPE_RUNTIME_CACHE_FILE_H_
 #define MLCPIPE_RUNTIME_CACHE_FILE_H_
 

@@ -25,7 +25,7 @@ struct ChatLimits {
   int64_t vocab_size, context_length, prompt_tokens;  // of the model: the longest prompt
 };
 
-// What a mapped file holds, checked.
+// The content of a mapped file, checked.
 struct SavedChat {
   std::vector<int32_t> tokens;
   int64_t prompt_tokens;

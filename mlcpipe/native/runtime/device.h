@@ -47,7 +47,7 @@ struct Device {
   void Wait() const;
 };
 
-// What kinds of GPUs do each in its way: vulkan.h, metal.h.
+// The operations that kinds of GPUs implement: vulkan.h, metal.h.
 class Gpu {
  public:
   virtual ~Gpu() = default;

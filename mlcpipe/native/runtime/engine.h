@@ -47,7 +47,7 @@ class Engine {
   Engine(std::unique_ptr<const Files> files, const Options& options);
   ~Engine();
 
-  // Answers what `make` gives, which is called when nobody else can use the engine and a cancel counts for this call.
+  // Answers what `make` gives, which is called when no other call can use the engine and a cancel counts for this call.
   // Calls `on_token` with each token of the answer, the one that ended it too. Where it gives kCancel, and after
   // `Cancel`, throws kCancelled. The pages keep what was computed, so a prompt that begins like an earlier one takes less.
   Finish Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token,
@@ -69,12 +69,12 @@ class Engine {
   void Save(const std::string& path, std::string_view chat);
   void Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat);
 
-  // Ends a call that is under way, from any thread.
+  // Ends the running call, from any thread.
   void Cancel() {
     model();
     __atomic_store_n(&cancelled_, 1, __ATOMIC_RELAXED);
   }
-  // The same for the call that is under way and those that begin later.
+  // The same for the running call and those that begin later.
   void Close();
 
   void Reset();

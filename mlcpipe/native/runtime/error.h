@@ -22,7 +22,7 @@ enum class Code : int {
   kInternal,
 };
 
-// What failed, and as far as they are known: where, what was expected, what was found, and what to do next.
+// An error: what failed and, if known, where, what was expected, what was found, and the next step.
 struct Error : std::exception {
   Code code;
   std::string what_failed, where, expected, found, next_step;

@@ -9,11 +9,11 @@
 namespace mlcpipe {
 namespace {
 
-constexpr double kFaster = 1.2;  // a GPU takes memory and heats besides
+constexpr double kFaster = 1.2;  // a GPU also takes memory and heats the device
 constexpr int64_t kPromptTokens = 32, kAnswerTokens = 9;
 constexpr char kCpu[] = "cpu", kGpu[] = "gpu";
 
-// What was measured in this process, by what it depends on.
+// The measurements of this process, by the facts that they depend on.
 struct Choices {
   std::mutex mutex;
   std::map<std::string, std::string> all;

@@ -83,7 +83,7 @@ std::set<std::string> Reported() {
 }
 #endif
 
-// What a cgroup leaves: its limit without what it uses; files that were not used for long are free.
+// The memory that a cgroup leaves: its limit minus its use; files that were not used for long are free.
 void AddCgroup(const std::string& folder, FreeMemory* least) {
   int64_t limit = INT64_MAX;
   for (const char* name : {"memory.max", "memory.high", "memory.limit_in_bytes"}) {

@@ -62,7 +62,7 @@ Module LoadCopy(const std::string& library) {
     copy.path = std::string(folder ? folder : "/tmp") + "/mlcpipe-XXXXXX";
     copy.descriptor = mkstemp(copy.path.data());
     copy.on_disk = copy.descriptor >= 0;
-    // Nobody else's file of that name is run.
+    // A file of that name from elsewhere is never run.
     if (!copy.on_disk) throw Error(Code::kResource, "a copy of the library cannot be kept").Where(copy.path);
   }
   std::ofstream file(copy.path, std::ios::binary);

@@ -32,7 +32,7 @@ enum {
   MLCPIPE_INTERNAL = 10
 };
 
-/* What failed, and as far as they are known, else "": where, what was expected and found, and what to do next. */
+/* An error: what failed and, if known, else "": where, what was expected, what was found, and the next step. */
 typedef struct {
   size_t size;
   int32_t code;
@@ -102,7 +102,7 @@ MLCPIPE_API int32_t mlcpipe_open(const char* path, const mlcpipe_options* option
 MLCPIPE_API int32_t mlcpipe_open_descriptor(int32_t descriptor, uint64_t offset, uint64_t bytes,
                                             const mlcpipe_options* options, mlcpipe_engine* engine);
 
-/* Ends a call that is under way, and gives back the memory when it has ended; answers that were submitted get no more
+/* Ends the running call, and gives back the memory when it has ended; answers that were submitted get no more
  * calls. Calls with the engine give MLCPIPE_USAGE from now on. */
 MLCPIPE_API int32_t mlcpipe_close(mlcpipe_engine engine);
 
@@ -219,7 +219,7 @@ MLCPIPE_API int32_t mlcpipe_step(mlcpipe_engine engine, size_t* left);
  * also inside callbacks. */
 MLCPIPE_API int32_t mlcpipe_cancel_answer(mlcpipe_engine engine, mlcpipe_answer answer);
 
-/* Ends the call that is under way, if any: it gives MLCPIPE_CANCELLED. */
+/* Ends the running call, if any: it gives MLCPIPE_CANCELLED. */
 MLCPIPE_API int32_t mlcpipe_cancel(mlcpipe_engine engine);
 
 /* Logits float[count][vocab_size] after each token of a new sequence; the engine forgets all others. */

@@ -212,7 +212,7 @@ int32_t Model::Draw(const Tensor& logits, Row* drawn) {
     throw Failed(error);
   }
   if (token < 0) {
-    const bool half = manifest_.model.dtype == "float16", prefilled = length() == now_->few_from;
+    const bool half = manifest_.model.dtype == "float16", prefilled = length() == now_->decode_from;
     const std::string tokens = std::to_string(length());
     tree_->Discard(now_.get());  // nothing to build on
     pool_->Release(now_.get());
@@ -255,7 +255,7 @@ ChatHeader Model::Header() const {
   return header;
 }
 
-// What a saved chat has of a state: numbers of units, pages in their order or a slot.
+// The part of a state that a saved chat has: numbers of units, pages in their order or a slot.
 std::vector<int32_t> Model::SavedUnits(const State& state) const {
   if (!state.paged) return {now_->slot};
   const auto [first, count] = state.NeededAfter(length());
@@ -267,7 +267,7 @@ void Model::Save(const std::string& path, std::string_view chat) const {
   CheckChat(chat);
   Tensor host;
   ChatHeader header = Header();
-  header.prompt_tokens = static_cast<uint64_t>(length() ? now_->few_from : 0);
+  header.prompt_tokens = static_cast<uint64_t>(length() ? now_->decode_from : 0);
   const std::vector<int32_t> tokens(now_->tokens.begin(), now_->tokens.begin() + length());
   WriteChat(path, header, manifest_.states, tokens, chat, [&](size_t number) -> UnitsOfState {
     const State& state = manifest_.states.all()[number];
@@ -303,7 +303,7 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
   pool_->Slide(now_.get(), count);
   pool_->Reserve(now_.get(), count);
   pool_->Advance(now_.get(), count);
-  now_->few_from = saved.prompt_tokens;
+  now_->decode_from = saved.prompt_tokens;
   try {
     for (size_t number = 0; number < manifest_.states.all().size(); ++number) {
       const State& state = manifest_.states.all()[number];

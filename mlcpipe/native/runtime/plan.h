@@ -38,7 +38,7 @@ struct Units {
   double Bytes(const StateTable& states) const;
 };
 
-// What a bundle takes and what there is, in bytes, before anything is loaded.
+// Memory that a bundle needs and memory that is there, in bytes, before anything is loaded.
 struct Plan {
   int64_t weights_bytes, kv_bytes, workspace_bytes, context_length;
   int64_t kv_tokens;  // of all sequences together

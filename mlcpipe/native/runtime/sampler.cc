@@ -146,7 +146,7 @@ const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t c
   return drawn_.data();
 }
 
-// The settings of a row; greedy ones for nobody's.
+// The settings of a row; greedy ones for a row without a sequence.
 void Sampler::Put(size_t at, const RowDraw& drawn) {
   Sampling greedy;
   greedy.temperature = 0;

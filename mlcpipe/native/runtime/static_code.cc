@@ -10,7 +10,7 @@ extern "C" const mlcpipe_symbol mlcpipe_library_symbols[] __attribute__((weak));
 namespace mlcpipe {
 namespace {
 
-// What a loader of shared libraries would find, in a table.
+// The symbols that a loader of shared libraries would find, in a table.
 class SymbolTable : public tvm::ffi::Library {
  public:
   explicit SymbolTable(const mlcpipe_symbol* begin) : begin_(begin), end_(begin) {

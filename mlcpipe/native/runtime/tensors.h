@@ -31,7 +31,7 @@ tvm::runtime::Tensor Filled(const std::vector<T>& values, DLDataType dtype) {
   return tensor;
 }
 
-// Changes how many rows a tensor says that it has, of those that there is memory for. Nobody else may have it.
+// Changes how many rows a tensor says that it has, of those that there is memory for. There must be no other owner.
 inline void SetRows(const tvm::runtime::Tensor& tensor, int64_t rows) { tensor->shape[0] = rows; }
 
 // Integers that each step replaces: one tensor of the host, which grows where there are more of them.

@@ -37,7 +37,7 @@ void Load(const std::string& cache) {
 #endif
 }
 
-// What drivers say of all devices, usable ones first: DescribeAll in mlcpipe/native/vulkan/globals.cc.
+// The drivers' descriptions of all devices, usable ones first: DescribeAll in mlcpipe/native/vulkan/globals.cc.
 std::vector<JsonObject> Described() {
   const auto json = JsonObject::Parse(std::string(Plugin("describe")().cast<String>()), "Vulkan");
   if (const std::string problem = json.Text("problem"); !problem.empty()) {

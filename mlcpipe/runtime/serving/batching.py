@@ -25,6 +25,7 @@ from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter, read_packed
 from mlcpipe.runtime.serving.answer_loop import AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable
 from mlcpipe.runtime.serving.core import Core
+from mlcpipe.runtime.serving.draft_heads import DraftHeads
 from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource
 from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError, Request, Stream, Wake, check_request
@@ -71,6 +72,8 @@ class Batching:
         source: DraftSource | None = None
         if draft_model is not None:
             source = DraftModel(draft_model, kv_tokens, max_sequences)
+        elif drafts and bundle.manifest.model.draft_heads:
+            source = DraftHeads(self._core)
         elif drafts and bundle.manifest.model.eagle is not None:
             source = EagleDraft(self._core, kv_tokens)
         self._answers = AnswerLoop(self._core, drafts=drafts, draft_model=source, context_shift=context_shift)

@@ -105,8 +105,9 @@ def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
 
 def _logits_bytes(bundle: LoadedBundle) -> int:
     model = bundle.manifest.model
+    drafts = model.draft_heads > 0 or model.eagle is not None
     kept = 0 if model.eagle is None else model.eagle.kept * (model.max_batch + model.prefill_chunk)
-    return 4 * ((2 + (model.eagle is not None)) * model.max_batch * model.vocab_size + kept)
+    return 4 * ((2 + drafts) * model.max_batch * model.vocab_size + kept)
 
 
 def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:

@@ -1,5 +1,5 @@
 // Stands in for CUDA where generated kernels are compiled by a host's C++ compiler: each thread of a block is a fiber, a
-// barrier or a warp's exchange goes on to the next one. `emulator.cc` runs blocks one after another.
+// barrier or a warp's exchange runs on to the next one. `emulator.cc` runs blocks one after another.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -109,7 +109,7 @@ def test_readme_example(run: Run, packages: Path, web_bundle: Path, expected: di
     run(FILE, "readme_example_runs_in_plain_webllm", site, expected=expected)
 
 
-# Each part ends by itself, so that a model without any sense finishes the object.
+# Each part has an end, so that a model without any sense finishes the object.
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -31,7 +31,7 @@ def demo(demo_bundles: Bundles) -> Path:
 
 @pytest.fixture
 def endless(tiny_bundles: Bundles) -> Path:
-    """A model that goes on until its context is full."""
+    """A model that continues until its context is full."""
     return tiny_bundles["q4f16_1"]
 
 
@@ -57,7 +57,7 @@ def test_close_during_an_answer(scenario: Scenario, endless: Path) -> None:
 def test_coroutines_take_turns(scenario: Scenario, demo: Path) -> None:
     said = scenario("together", demo)
     (answer,) = set(said[0]["answers"])
-    assert said[1]["code"] == "USAGE" and "under way" in said[1]["line"] and said[2]["said"] == 0
+    assert said[1]["code"] == "USAGE" and "is running" in said[1]["line"] and said[2]["said"] == 0
     assert said[3]["inner"] == [answer] and said[4]["thrown"] == "of the collector" and said[5]["after"] == answer
 
 

@@ -41,7 +41,7 @@ def test_memory_that_is_wanted_ends_the_answer(scenario: Scenario, tiny_bundles:
     ended, dropped, twice, again = scenario("droppedMeanwhile", tiny_bundles["q4f16_1"], tmp_path / "chat")
     assert ended["code"] == "CANCELLED" and "memory" in ended["line"]
     assert dropped == {"messages": ["user", "assistant"], "state": "Dropped"}
-    assert twice["code"] == "USAGE" and "under way" in twice["line"]
+    assert twice["code"] == "USAGE" and "is running" in twice["line"]
     assert again == {"again": 1, "state": "Ready"}
 
 

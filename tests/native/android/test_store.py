@@ -101,7 +101,7 @@ def test_a_download_is_cancelled(host: Host, scenario: Scenario) -> None:
 
 def test_two_downloads_of_a_file_do_not_mix(host: Host, scenario: Scenario) -> None:
     twice, file = scenario("downloadTwice", host.json, host.app, host.url)
-    assert twice["code"] == "USAGE" and "under way" in twice["line"]
+    assert twice["code"] == "USAGE" and "is running" in twice["line"]
     assert file["code"] == "USAGE" and "http" in file["line"]
 
 

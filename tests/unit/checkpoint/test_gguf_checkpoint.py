@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def changed(
     source: Checkpoint, path: Path, arch: str = "llama", drop: str = "", kv_heads: Any = None, **tensors: Any
 ) -> Path:
-    """A file with `tensors` besides or in place of the checkpoint's, and `arch`'s keys; without the key `drop`."""
+    """A file with `tensors` in addition to or in place of the checkpoint's, and `arch`'s keys; without the key `drop`."""
     values = {"token_embd.weight": source.read("model.embed_tokens.weight"), **tensors}
     writer = gguf.GGUFWriter(path, arch)
     keys = {

@@ -1,4 +1,4 @@
-"""What a hub does not have, and what goes on without a network, a disk or the package."""
+"""What a hub does not have, and what works without a network, a disk or the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads that were cut or damaged go on, or are refused."""
+"""Downloads that were cut or damaged resume, or are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the command line says of itself."""
+"""docs/cli.md is the command line's own help."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_saving_with_keys_and_values(demo: Engine, tmp_path: Path) -> None:
 
 
 def test_a_session_in_a_file(demo: Engine, tmp_path: Path) -> None:
-    """It begins anew without a file; options go before what the file says."""
+    """Without a file it begins a new chat; options override the file."""
     path = tmp_path / "chat"
     session = Session(demo, Settings().with_values({"max_tokens": 4, "seed": 3}), system="Be short.")
     session.resume(path, {"max_tokens": 4}, "Be short.")

@@ -185,7 +185,7 @@ def paste(text: str) -> str:
 
 @pytest.mark.full
 def test_ctrl_c_stops_the_real_model(cli_environment: dict[str, str], slow_bundle: Path) -> None:
-    """Between Enter and the first token, whenever it comes, and later; the chat goes on and nothing is replayed."""
+    """Between Enter and the first token, whenever it comes, and later; the chat continues and nothing is replayed."""
     arguments = ["-m", "mlcpipe", "chat", str(slow_bundle), "--raw", "--temperature", "0"]
     with terminal(arguments, cli_environment) as child:
         child.expect(">>>")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
-from mlcpipe.checkpoint.eagle_head import with_draft_head
+from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.compiler.export import prepare_model
 from mlcpipe.compiler.job import lower
 from mlcpipe.compiler.manifest import model_info
@@ -15,26 +15,37 @@ from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
 from tests.conftest import TinyLlama, write_llama
-from tests.models.head_files import EAGLE, random_eagle, write_eagle
+from tests.models.head_files import EAGLE, HEADS, random_eagle, random_heads, write_eagle, write_heads
 from tests.models.small_configs import config
 
 
 @pytest.fixture
 def headed(tmp_path: Path) -> Checkpoint:
+    checkpoint = open_checkpoint(write_llama(tmp_path / "model"))
+    return with_draft_head(checkpoint, write_heads(tmp_path / "head", random_heads(TinyLlama().vocab_size)))
+
+
+def test_functions_of_heads(headed: Checkpoint) -> None:
+    job = lower(headed, load_target("cuda"), "q4f16_1")
+    assert job.target.activation_dtype == "float16" and model_info(job).draft_heads == HEADS
+    names = {gv.name_hint for gv in job.state.mod.functions}
+    assert {"decode", "decode_hidden", *(f"draft_head_{head}" for head in range(HEADS))} <= names
+    assert [w.decode_nbytes for w in job.state.weights if w.name.startswith("medusa_head.")] == [0] * 3 * HEADS
+
+
+def test_functions_of_an_eagle_head(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_llama(tmp_path / "model", TinyLlama(layers=3)))
-    return with_draft_head(checkpoint, write_eagle(tmp_path / "head", random_eagle(TinyLlama().vocab_size)))
-
-
-def test_functions_of_a_head(headed: Checkpoint, tmp_path: Path) -> None:
+    headed = with_draft_head(checkpoint, write_eagle(tmp_path / "head", random_eagle(TinyLlama().vocab_size)))
     job = lower(headed, load_target("cuda"), "q4f16_1")
     names = {gv.name_hint for gv in job.state.mod.functions}
-    assert job.target.activation_dtype == "float16"
-    assert {"decode", "decode_hidden", "prefill_hidden", "draft_prompt", "draft_first", "draft_next"} <= names
+    assert {"decode_hidden", "prefill_hidden", "draft_prompt", "draft_first", "draft_next"} <= names
     info = model_info(job)
-    assert info.eagle is not None and info.eagle.hidden_size == EAGLE["hidden_size"]
+    assert info.eagle is not None and info.eagle.hidden_size == EAGLE["hidden_size"] and not info.draft_heads
     assert not any(w.decode_nbytes for w in job.state.weights if w.name.startswith("eagle_head."))
     stretched = {**EAGLE, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
-    other = with_draft_head(headed, write_eagle(tmp_path / "other", random_eagle(TinyLlama().vocab_size), stretched))
+    other = with_draft_head(
+        checkpoint, write_eagle(tmp_path / "other", random_eagle(TinyLlama().vocab_size), stretched)
+    )
     with pytest.raises(ConfigError, match="frequencies of RoPE follow the length"):
         lower(other, load_target("cuda"), "q4f16_1")
 

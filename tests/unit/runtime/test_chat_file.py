@@ -1,4 +1,4 @@
-"""A saved conversation goes on as if nothing had been between; a file that is not right changes nothing."""
+"""A saved conversation continues as if it had not been interrupted; a file that is not right changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def talked(engine: Engine, length: int = 37) -> list[int]:
 
 
 def answers(engine: Engine, tokens: list[int]) -> tuple[list[int], int]:
-    """A drawn answer to what goes on from `tokens`, and how many of these were in the cache."""
+    """A sampled continuation of `tokens`, and how many of these were in the cache."""
     tokens = tokens + prompt(5, engine.vocab_size, 1)
     done = engine.generate(tokens, max_tokens=40, sampling=SamplingParams(seed=2), ignore_eos=True)
     assert done.stats is not None
@@ -132,7 +132,7 @@ def test_the_size_is_known_before(file: Path, tiny: Engine) -> None:
 
 
 def refused(engine: Engine, path: Path, words: str, data: bytes | None = None) -> None:
-    """Loading a file is an error of one line, after which the engine goes on with what it had."""
+    """Loading a file is an error of one line, after which the engine continues with what it had."""
     if data is not None:
         path.write_bytes(data)
     tokens = talked(engine, 20)
@@ -286,7 +286,7 @@ def test_another_thread_that_computes(file: Path, tiny: Engine) -> None:
 
 
 def test_between_the_chunks_of_an_answer(tiny: Engine, tmp_path: Path) -> None:
-    """Saving changes nothing; after loading, the answer goes on as if it had not been disturbed."""
+    """Saving changes nothing; after loading, the answer continues as if it had not been disturbed."""
     tokens = prompt(30, tiny.vocab_size)
     params = SamplingParams(seed=4)
     expected = tiny.generate(tokens, max_tokens=20, sampling=params, ignore_eos=True).token_ids

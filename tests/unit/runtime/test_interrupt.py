@@ -89,7 +89,7 @@ def test_what_came_before_is_kept(engine: Engine) -> None:
 
 
 def answers_after_interrupts(engine: Engine, count: int) -> None:
-    """After each interrupt at a random time, a conversation goes on to the right token."""
+    """After each interrupt at a random time, a conversation continues with the right token."""
     prompts = [[*prompt(400), *prompt(length, length)] for length in (100, 700, 1500)]
     expected = []
     for tokens in prompts:

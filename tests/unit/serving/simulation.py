@@ -1,6 +1,6 @@
 """A device of pages without numbers, and a virtual clock: what a step reads and writes, in bookkeeping only.
 
-Each place of a page keeps a digest of a token and all before it, with the arithmetic of each. A row may only go on from
+Each place of a page keeps a digest of a token and all before it, with the arithmetic of each. A row may only continue from
 what its tables lead to, so a page that is shared, copied, given away or overwritten wrongly shows in the digests. A drawn
 token follows from the digest, so that an answer can be compared with the same request's alone.
 """

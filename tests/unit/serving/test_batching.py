@@ -1,4 +1,4 @@
-"""The batching engine on the demo model: answers as alone, cancels, deadlines, failures, an engine that goes on."""
+"""The batching engine on the demo model: answers as alone, cancels, deadlines, failures, an engine that continues."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_failing_kernel_ends_its_requests_and_the_engine_goes_on(
 
 
 def test_keys_that_are_not_finite_end_their_request_alone(engine: Batching) -> None:
-    """NaN in the pages of one sequence, while others go on beside it and after it on the same pages."""
+    """NaN in the pages of one sequence, while others run beside it and after it on the same pages."""
     expected = [tokens_of(engine.submit(request(index, 60))) for index in (4, 6)]
     streams = [engine.submit(request(index, 60, namespace="other")) for index in (4, 5, 6)]
     next(iter(streams[1]))
@@ -186,7 +186,7 @@ def test_keys_that_are_not_finite_end_their_request_alone(engine: Batching) -> N
 
 
 class _Failing:
-    """A grammar that cannot go on at its third token."""
+    """A grammar that cannot continue at its third token."""
 
     ended = False
 

@@ -179,7 +179,7 @@ class _Waits:
 def test_others_do_not_wait_for_a_slow_mask(
     engine: Batching, tokenizer: Tokenizer, prediction: tuple[int, ...]
 ) -> None:
-    """They end before it is there; then its answer goes on as it would have alone."""
+    """They end before it is there; then its answer continues as it would have alone."""
     grammar = GrammarCompiler(tokenizer, engine.vocab_size).compile(GrammarSource("regex", "(.|\n){40,}"))
     go = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Who gives way where pages or places are short, and how they come back, on a virtual clock."""
+"""Which sequences are preempted where pages or places are short, and how they resume, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_higher_class_takes_place_and_pages_of_a_lower_one() -> None:
         until_running(simulation, *low)
         high = simulation.submit(words(RNG, 60), 20, priority=0)
         simulation.run()
-        assert [one.preemptions for one in low] == [0, 1]  # the younger gave way
+        assert [one.preemptions for one in low] == [0, 1]  # the younger one
         assert simulation.ends[high][1] < simulation.ends[low[1]][1]
         for one in (*low, high):
             assert one.tokens == alone(one.request, groups)

@@ -1,4 +1,4 @@
-"""Pages of those that give way, on the host: which are copied, what comes back, and that no answer changes."""
+"""Pages of preempted sequences, on the host: which are copied, what comes back, and that no answer changes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def units(states: tuple[State, ...], tokens: int) -> Any:
 
 
 def test_more_sequences_of_the_whole_context_in_the_same_bytes() -> None:
-    """Two sequences' pages if every layer kept all pages; seven answer at once, and nobody gives way."""
+    """Two sequences' pages if every layer kept all pages; seven answer at once, and none is preempted."""
     budget = 2 * CONTEXT // 16 * sum(state.unit_bytes for state in GEMMA)
     sequences = 7
     pages = units(GEMMA, sequences * CONTEXT)

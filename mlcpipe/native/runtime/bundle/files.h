@@ -41,7 +41,7 @@ class Files {
   // A folder, or a file that ends with a container (mlcpipe/compiler/container.py). Throws kBundle, and kResource where
   // the system maps no more.
   static std::unique_ptr<const Files> At(const std::string& path);
-  // A container in a file that somebody opened, such as an app's package; the descriptor is not needed afterwards.
+  // A container in an open file, such as an app's package; the descriptor is not needed afterwards.
   static std::unique_ptr<const Files> In(int descriptor, uint64_t offset, uint64_t bytes);
 
   virtual ~Files() = default;

@@ -10,12 +10,12 @@ namespace mlcpipe {
 namespace {
 
 constexpr char kManifest[] = "mlcpipe.json";
-// Besides the library and the weights; a bundle's other files are for Python and for MLC's hosts.
+// In addition to the library and the weights; a bundle's other files are for Python and for MLC's hosts.
 constexpr const char* kRead[] = {"tensor-cache.json", "tokenizer.bin", "template.bin"};
 constexpr uint64_t kMaxManifestBytes = 8 << 20;
 constexpr int64_t kMaxExtent = INT32_MAX;
 constexpr size_t kMaxStates = 10'000, kMaxParts = 64, kMaxGroups = 16;
-// Linux x86-64, 2026-11: what a run takes besides, TVM's objects and the library's code, with a margin.
+// Linux x86-64, 2026-11: what else a run takes, TVM's objects and the library's code, with a margin.
 #if defined(__x86_64__)
 constexpr const char* kArchitectures[] = {"x86_64", "amd64"};
 #elif defined(__aarch64__)

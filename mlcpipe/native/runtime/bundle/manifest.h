@@ -28,7 +28,7 @@ struct MemoryPlan {
   int64_t decode_bytes, prefill_bytes;  // workspaces of the two functions, of all the rows that they were compiled for
 };
 
-// What kernels take for the time of a call, for a whole chunk of a prompt; their threads keep it.
+// Memory of kernels during a call, for a whole chunk of a prompt; their threads keep it.
 struct ScratchInfo {
   int64_t caller_bytes, helper_bytes;  // of the thread that runs the model, and of each other one
 };
@@ -69,7 +69,7 @@ class Manifest {
   void CheckAgrees(const std::string& metadata) const;
 
   const Files& source;
-  std::string identity;  // SHA-256 of what keys and values depend on besides their layout: checkpoint, quantization
+  std::string identity;  // SHA-256 of all but the layout that keys and values depend on: checkpoint, quantization
   std::string library;  // its path in the bundle; "" where the bundle has data only
   ModelInfo model;
   MemoryPlan plan;

@@ -16,7 +16,7 @@
 
 namespace mlcpipe::cli {
 
-// What is new of an answer; once `done`, `error` or the rest is set.
+// News of an answer; once `done`, `error` or the rest is set.
 struct News {
   bool begun = false, done = false, stopped = false;
   Delta delta;

@@ -27,7 +27,7 @@ constexpr char kUsage[] =
     "  -p, --prompt TEXT    answer one prompt; without a terminal, what is read is the prompt\n"
     "  -m, --model PATH     a bundle, or a file of its data (default: the program's own)\n"
     "      --system TEXT    instructions that come first\n"
-    "      --session FILE   go on with the chat in this file, if there is one, and save it there at the end\n"
+    "      --session FILE   continue the chat in this file, if there is one, and save it there at the end\n"
     "      --raw            continue the prompt as plain text, without the chat template\n"
     "      --greedy         take the most probable token each time\n"
     "      --temperature T  (default: the model's, else 0.7)\n"

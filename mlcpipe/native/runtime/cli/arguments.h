@@ -27,7 +27,7 @@ struct Arguments {
   std::string program;  // as it was called
   std::string model;    // a folder or file; of the program itself, or beside it, where none is named
   std::optional<std::string> prompt, system;
-  std::string session;  // a file that the chat goes on from and is saved to; "" is none
+  std::string session;  // a file that the chat continues from and is saved to; "" is none
   std::string variant, device, gpu_model;
   std::string cache;  // a folder
   int64_t max_tokens = 0, context = 0, prompt_tokens = 512;
@@ -41,7 +41,7 @@ struct Arguments {
 // Ends the program with one line for an argument that is wrong.
 Arguments Parsed(int count, char** words);
 
-// What `--help` prints.
+// The text of `--help`.
 std::string Usage(const std::string& program);
 
 // Prints "error: " and the line to stderr, and ends the program.

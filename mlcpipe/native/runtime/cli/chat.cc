@@ -67,7 +67,7 @@ class Interrupts {
 
 using Clock = std::chrono::steady_clock;
 
-// What comes of a request.
+// The result of a request.
 struct Reply {
   bool shows;
   std::string text;
@@ -81,7 +81,7 @@ struct Reply {
     reply->text.append(text, bytes);
     if (!reply->shows) return 0;
     const std::string shown = Printable({text, bytes});
-    // Where nobody reads any more, the answer ends.
+    // Where stdout has no reader any more, the answer ends.
     return std::fwrite(shown.data(), 1, shown.size(), stdout) != shown.size() || std::fflush(stdout);
   }
   static int32_t OnToken(void* context, int32_t token) {
@@ -209,7 +209,7 @@ int AnswerOnce(const Arguments& arguments, const std::string& prompt) {
   return 0;
 }
 
-// What a line with a command and a file names; "" for another one.
+// The file in a line with this command; "" for another line.
 std::string FileOf(const std::string& line, const std::string& command) {
   return line.rfind(command + " ", 0) == 0 ? line.substr(command.size() + 1) : "";
 }
@@ -238,7 +238,7 @@ int Chat(const Arguments& arguments) {
     return AnswerOnce(arguments, prompt);
   }
   Session session(arguments, true);
-  std::puts("/reset forgets the chat, /save FILE keeps it, /load FILE goes on with it, Ctrl-C ends an answer, Ctrl-D the program");
+  std::puts("/reset forgets the chat, /save FILE keeps it, /load FILE continues it, Ctrl-C ends an answer, Ctrl-D the program");
   for (std::string line; std::printf("> "), std::fflush(stdout), std::getline(std::cin, line);) {
     if (line.empty()) continue;
     if (line == "/reset") {

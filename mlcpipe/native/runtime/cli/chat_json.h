@@ -15,7 +15,7 @@ struct Message {
 
 std::string JsonOf(const std::vector<Message>& messages);
 
-// What a saved chat has besides tokens (mlcpipe/cli/chat/transcript.py).
+// The messages of a saved chat, in addition to its tokens (mlcpipe/cli/chat/transcript.py).
 std::string SavedJson(const std::vector<Message>& messages);
 
 // Its messages; none where it has no list of them, with a role and a content each.

@@ -19,7 +19,7 @@ namespace mlcpipe::cli {
 // ::1, or one of 127.0.0.0/8 that is written as IPv6.
 bool IsLoopbackAddress(const in6_addr& address);
 
-// What all connections share.
+// The data that all connections share.
 struct Site {
   Served served;
   mlcpipe_engine engine = 0;

@@ -6,7 +6,7 @@
 #include "cli/chat.h"
 #include "cli/serve.h"
 
-// What the program is made of; the linker of `mlcpipe package` adds the text.
+// The licenses of the program's parts; the linker of `mlcpipe package` adds the text.
 extern "C" const char mlcpipe_licenses[] __attribute__((weak));
 
 namespace mlcpipe::cli {

@@ -10,7 +10,7 @@
 
 namespace mlcpipe::cli {
 
-// What all requests share.
+// The data that all requests share.
 struct Served {
   std::vector<std::string> names;  // that clients may use; the first is the model's own, "*" is any
   std::string facts;               // for /v1/models: members of a JSON object

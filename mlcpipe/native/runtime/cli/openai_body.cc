@@ -19,7 +19,7 @@ constexpr int64_t kDefaultTokens = 16;  // of a completion, as OpenAI
 constexpr const char* kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
 constexpr const char* kOwnVariables[] = {"messages", "tools", "add_generation_prompt", "continue_final_message",
                                          "allow_control_tokens"};
-// What other servers have and this one does not: constraints of answers, and numbers with the value that changes nothing.
+// Fields of other servers that this one does not have: constraints of answers, and numbers with the value that changes nothing.
 constexpr const char* kConstraints[] = {
     "grammar", "regex", "ebnf", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "allowed_token_ids", "stop_token_ids", "chat_template", "cache_salt"};
@@ -112,7 +112,7 @@ void ReadSampling(const Fields& fields, Body* body) {
   if (const Value* biases = fields.Find("logit_bias", Kind::kDict, "an object")) ReadBiases(*biases, body);
 }
 
-// The class of a request, and when nobody needs its answer any more. Clients say a lower number for what is more urgent.
+// The class of a request, and when its answer is not needed any more. Clients say a lower number for what is more urgent.
 void ReadUrgency(const Fields& fields, Body* body) {
   if (const auto priority = fields.Integer("priority")) {
     if (*priority < -kMaxPriority || *priority > kMaxPriority) throw Wrong("priority", "from -1000 to 1000");
@@ -125,7 +125,7 @@ void ReadUrgency(const Fields& fields, Body* body) {
   body->timeout_s = std::min(body->timeout_s, kMaxTimeoutS);
 }
 
-// What chat and completions share.
+// The fields that chat and completions share.
 Body ReadShared(Heap* heap, const Fields& fields, const Served& served) {
   Body body;
   body.sampling = served.sampling;

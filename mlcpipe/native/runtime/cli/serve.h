@@ -10,7 +10,7 @@ namespace mlcpipe::cli {
 // Returns the program's exit status, after SIGINT or SIGTERM.
 int Serve(const Arguments& arguments);
 
-// What the files of a bundle say of the model.
+// The facts about the model in the files of a bundle.
 Served ServedBundle(const Arguments& arguments, mlcpipe_engine engine);
 
 }  // namespace mlcpipe::cli

@@ -6,7 +6,7 @@
 
 namespace mlcpipe::cli {
 
-// What the file says, as in mlcpipe/runtime/stated_sampling.py; `otherwise` where it says nothing. A field that cannot be
+// The settings in the file, as in mlcpipe/runtime/stated_sampling.py; `otherwise` where it has none. A field that cannot be
 // honoured is left out, with a line on stderr.
 mlcpipe_sampling StatedSampling(const std::string& model, const mlcpipe_sampling& otherwise);
 

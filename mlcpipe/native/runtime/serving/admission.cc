@@ -3,7 +3,7 @@
 namespace mlcpipe::serving {
 namespace {
 
-constexpr int kProtected = 3;  // preemptions, after which a sequence gives way only if all have had as many
+constexpr int kProtected = 3;  // preemptions, after which a sequence is preempted only if all have had as many
 constexpr double kAgingS = 5;  // of waiting are worth a class
 
 bool Before(const SequencePointer& a, const SequencePointer& b) { return a->order() < b->order(); }
@@ -117,7 +117,7 @@ bool Admission::Admit(const SequencePointer& sequence) {
   return false;
 }
 
-// A place and pages for it; false if nobody who has them gives way.
+// A place and pages for it; false if no sequence that has them can be preempted.
 bool Admission::MakeRoom(const Sequence& sequence) {
   while (places() <= 0 || !Fits(sequence)) {
     if (PreemptBelow(sequence.request.priority)) continue;
@@ -156,12 +156,12 @@ bool Admission::Fork(const Sequence& first, const SequencePointer& sequence) {
   return true;
 }
 
-// Sets `leader` where a prompt under way has the next page of this one, and has yet to compute it.
+// Sets `leader` if an admitted prompt has the next page of this one and has yet to compute it.
 void Admission::FindLeader(Sequence* sequence) const {
   int64_t at = sequence->computed / kPage;
-  const int64_t last = std::min(sequence->few_from, sequence->length() - 1) / kPage;
+  const int64_t last = std::min(sequence->decode_from, sequence->length() - 1) / kPage;
   for (const SequencePointer& first : prefilling) {
-    const int64_t end = std::min(last, first->few_from / kPage);
+    const int64_t end = std::min(last, first->decode_from / kPage);
     if (first->computed / kPage > at || end <= at || tree_->FamilyOf(*first) != tree_->FamilyOf(*sequence)) continue;
     if (!SamePages(*first, *sequence, 0, at + 1)) continue;
     while (at < end && SamePages(*first, *sequence, at, at + 1)) ++at;
@@ -171,7 +171,7 @@ void Admission::FindLeader(Sequence* sequence) const {
   }
 }
 
-// Whether there are pages for all its tokens, and slots, beside what prompts under way and answers will need.
+// Whether there are pages for all its tokens, and slots, beside what admitted prompts and answers will need.
 bool Admission::Fits(const Sequence& sequence) const {
   for (size_t kind = 0; kind < pool_->units.size(); ++kind) {
     auto needed = UnitsNeeded(kind, sequence) + static_cast<int64_t>(running.size());

@@ -9,15 +9,15 @@
 
 namespace mlcpipe::serving {
 
-// How much a scheduler takes on.
+// Limits of a scheduler.
 struct Limits {
   int64_t context = 0;          // tokens of a prompt and its answer
-  int64_t prefill_chunk = 512;  // rows of a forward of prompts,
-  int64_t few_rows = 512;       // and of one of answers
-  int64_t sequences = 64;       // under way at once
+  int64_t prefill_chunk = 512;  // rows of a prefill forward,
+  int64_t decode_rows = 512;    // and of a decode forward
+  int64_t sequences = 64;       // admitted at once
   int64_t queue = 256;          // requests that wait
-  double step_s = 0.1;          // how long a step may take where somebody waits for the next token
-  // Longer sequences have other frequencies of RoPE, so that all is computed anew when an answer gets there.
+  double step_s = 0.1;          // how long a step may take while answers wait for their next token
+  // Longer sequences have other frequencies of RoPE, so all tokens are recomputed when an answer gets there.
   std::optional<int64_t> recompute_above;
 };
 
@@ -27,25 +27,25 @@ int64_t LevelOf(const Sequence& sequence, double now);
 // Sequences in the order of `Sequence::order`.
 using Ordered = std::vector<SequencePointer>;
 
-// Each sequence that has not ended is in one list by its state; only those under way have pages.
+// Each sequence that has not ended is in one list by its state; only admitted ones have pages.
 class Admission {
  public:
   Admission(PagePool* pool, PrefixTree* tree, const Limits& limits) : pool_(pool), tree_(tree), limits_(limits) {}
 
-  // How many more sequences may be under way.
+  // How many more sequences may be admitted.
   int64_t places() const;
   size_t waiting_count() const { return waiting[0].size() + waiting[1].size() + waiting[2].size(); }
   // To the list of this state.
   void Move(const SequencePointer& sequence, State state);
-  // The youngest of the lowest class is preempted, among those who have not given way too often; false if that is the
-  // sequence itself.
+  // Preempts the newest sequence of the lowest class that has not been preempted too often; false if that is the sequence
+  // itself.
   bool PreemptFor(const Sequence& sequence);
   // The sequence has no pages and is in no list.
   void Finish(const SequencePointer& sequence);
-  // A waiting sequence gets under way with the pages that are found; false if it has to wait: behind one that computes a
-  // prefix of its own, or where its prompt would take pages that those under way were promised. Lower classes give way.
+  // Admits a waiting sequence with the pages that are found; false if it has to wait: for one that computes a prefix of its
+  // prompt, or because its prompt would take pages that admitted ones were promised. Lower classes are preempted.
   bool Admit(const SequencePointer& sequence);
-  // Who waits with the same prompt and will start where this one's ends, as far as there are places and pages.
+  // The waiting sequences with the same prompt, which will start where this one's ends, up to the places and pages.
   std::vector<SequencePointer> SamePrompt(const SequencePointer& first);
   // The sequence starts with the pages of `first`, whose prompt it has; false if it does not wait any more.
   bool Fork(const Sequence& first, const SequencePointer& sequence);
@@ -59,7 +59,7 @@ class Admission {
   PagePool* pool_;
   PrefixTree* tree_;
   const Limits& limits_;
-  int64_t blocked_id_ = -1, blocked_frees_ = 0;  // who did not fit, and the pool's `frees` then
+  int64_t blocked_id_ = -1, blocked_frees_ = 0;  // the sequence that did not fit, and the pool's `frees` then
 
   Ordered& ListOf(const Sequence& sequence, State state);
   std::vector<SequencePointer> Active() const;

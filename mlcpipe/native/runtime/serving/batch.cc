@@ -14,7 +14,7 @@ Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequence
   Limits limits;
   limits.context = context_length;
   limits.prefill_chunk = model.prefill_chunk;
-  limits.few_rows = kDecodeRows;
+  limits.decode_rows = kDecodeRows;
   limits.sequences = sequences;
   limits.recompute_above = model.recompute_above;
   return limits;
@@ -111,15 +111,15 @@ size_t Batch::Step() {
 void Batch::Compute(const serving::Step& step) {
   for (const PageCopy& copy : step.copies) CopyPage(manifest_.states, states_, copy);
   drawn_.clear();
-  if (!step.few.empty()) Decode(step);
-  if (!step.many.empty()) Prefill(step);
+  if (!step.decode.empty()) Decode(step);
+  if (!step.prefill.empty()) Prefill(step);
 }
 
 void Batch::Decode(const serving::Step& step) {
   ids_.clear();
   spans_.clear();
   rows_.clear();
-  for (const auto& [sequence, count, draws] : step.few) {
+  for (const auto& [sequence, count, draws] : step.decode) {
     const auto begin = sequence->tokens.begin() + sequence->computed;
     ids_.insert(ids_.end(), begin, begin + count);
     spans_.push_back(SpanOf(*sequence, sequence->computed, count));
@@ -137,7 +137,7 @@ void Batch::Prefill(const serving::Step& step) {
   wanted_.clear();
   spans_.clear();
   rows_.clear();
-  for (const auto& [sequence, begin, count, drawing] : step.many) {
+  for (const auto& [sequence, begin, count, drawing] : step.prefill) {
     const auto first = sequence->tokens.begin() + begin;
     ids_.insert(ids_.end(), first, first + count);
     spans_.push_back(SpanOf(*sequence, begin, count));
@@ -222,8 +222,8 @@ void Batch::Deliver(const std::vector<Event>& events) {
 
 void Batch::Fail(const serving::Step& step, const Error& error) {
   std::vector<SequencePointer> sequences;
-  for (const FewRows& one : step.few) sequences.push_back(one.sequence);
-  for (const ManyRows& one : step.many) sequences.push_back(one.sequence);
+  for (const DecodeRows& one : step.decode) sequences.push_back(one.sequence);
+  for (const PrefillRows& one : step.prefill) sequences.push_back(one.sequence);
   for (const SequencePointer& sequence : sequences) {
     scheduler_.Cancel(sequence, End::kError);
     EndAnswer(sequence->id, std::nullopt, &error);

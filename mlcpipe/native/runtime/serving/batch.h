@@ -16,7 +16,7 @@
 
 namespace mlcpipe::serving {
 
-// Who asks: a prompt, how tokens are drawn, and who listens. Both functions are called by `Batch::Step`.
+// A request: a prompt, how tokens are sampled, and its listeners. Both functions are called by `Batch::Step`.
 struct Client {
   Request request;  // its tokens are of the vocabulary
   Sampling sampling;
@@ -48,7 +48,7 @@ class Batch {
     std::optional<Row> row;
     Clock::time_point came, first;
   };
-  // A row with logits; without a sequence nobody wants its token. The others are in the order of `Scheduler::Settle`.
+  // A row with logits; without a sequence its token is not needed. The others are in the order of `Scheduler::Settle`.
   struct Drawing {
     SequencePointer sequence;
     int64_t position;

@@ -79,13 +79,14 @@ int BitLength(int64_t number) {
 
 Costs Load::Features() const {
   const auto number = [](int64_t count) { return static_cast<double>(count); };
-  return {few > 0 ? 1.0 : 0.0, number(few), many > 0 ? 1.0 : 0.0, number(many), number(few_keys), number(many_keys)};
+  return {decode > 0 ? 1.0 : 0.0, number(decode),      prefill > 0 ? 1.0 : 0.0,
+          number(prefill),        number(decode_keys), number(prefill_keys)};
 }
 
 double CostModel::Seconds(const Load& load) const { return Dot(costs_, load.Features()); }
 
 int64_t CostModel::PromptRows(const Load& load, double step_s, int64_t depth, int64_t most) const {
-  const double left = step_s / margin_ - Seconds(load) - (load.many ? 0.0 : costs_[2]);
+  const double left = step_s / margin_ - Seconds(load) - (load.prefill ? 0.0 : costs_[2]);
   if (left <= 0) return std::min(kPage, most);
   // n rows cost n row + (n depth + n (n + 1) / 2) key.
   const double key = costs_[5], linear = costs_[3] + key * (static_cast<double>(depth) + 0.5);
@@ -99,15 +100,15 @@ int64_t CostModel::PromptRows(const Load& load, double step_s, int64_t depth, in
   return std::min(most, std::max(kPage, whole / kPage * kPage));
 }
 
-int64_t CostModel::DecodeRowsFor(int64_t many) const {
-  const double few = costs_[1], row = costs_[3];
-  const int64_t fits = few > 0 ? static_cast<int64_t>(static_cast<double>(many) * row / few) : many;
-  return std::max<int64_t>(1, std::min(many, fits));
+int64_t CostModel::DecodeRowsFor(int64_t prefill) const {
+  const double decode_s = costs_[1], prefill_s = costs_[3];
+  const int64_t fits = decode_s > 0 ? static_cast<int64_t>(static_cast<double>(prefill) * prefill_s / decode_s) : prefill;
+  return std::max<int64_t>(1, std::min(prefill, fits));
 }
 
 void CostModel::Observe(const Load& load, double seconds) {
-  if (!learns_ || !(load.few || load.many) || !(seconds > 0) || std::isinf(seconds)) return;
-  const SizeClass size{BitLength(load.few), BitLength(load.many), BitLength(load.few_keys + load.many_keys)};
+  if (!learns_ || !(load.decode || load.prefill) || !(seconds > 0) || std::isinf(seconds)) return;
+  const SizeClass size{BitLength(load.decode), BitLength(load.prefill), BitLength(load.decode_keys + load.prefill_keys)};
   auto& kept = measured_[size];
   if (kept.size() == kKept) kept.erase(kept.begin());
   kept.push_back({load.Features(), seconds});

@@ -1,4 +1,4 @@
-// How long a step takes, learned from the steps that were (mlcpipe/runtime/serving/cost_model.py).
+// How long a step takes, learned from past steps (mlcpipe/runtime/serving/cost_model.py).
 #ifndef MLCPIPE_RUNTIME_SERVING_COST_MODEL_H_
 #define MLCPIPE_RUNTIME_SERVING_COST_MODEL_H_
 
@@ -13,11 +13,11 @@ namespace mlcpipe::serving {
 constexpr size_t kCosts = 6;
 using Costs = std::array<double, kCosts>;  // in seconds, in the order of `Load::Features`
 
-// What a step computes: rows by kind, and the keys that they attend, summed over rows.
+// The work of a step: rows by kind, and the keys that they attend to, summed over rows.
 struct Load {
-  int64_t few = 0, few_keys = 0, many = 0, many_keys = 0;
+  int64_t decode = 0, decode_keys = 0, prefill = 0, prefill_keys = 0;
 
-  // A pass for few rows, a few row, a pass for many, a row of many, a key of each.
+  // A decode pass, a decode row, a prefill pass, a prefill row, a key of each.
   Costs Features() const;
 };
 
@@ -31,10 +31,10 @@ class CostModel {
   // Expected for a step.
   double Seconds(const Load& load) const;
   // How many prompt rows, at most `most`, the first at position `depth`, fit into a step of `step_s` beside this load. A
-  // multiple of a page, at least one: prompts go on, however slow the device is.
+  // multiple of a page, at least one: prompts continue, however slow the device is.
   int64_t PromptRows(const Load& load, double step_s, int64_t depth, int64_t most) const;
-  // How many few rows cost what so many rows of a prompt do, at least one.
-  int64_t DecodeRowsFor(int64_t many) const;
+  // How many decode rows cost as much as these prefill rows, at least one.
+  int64_t DecodeRowsFor(int64_t prefill) const;
   // A step of this load took so long.
   void Observe(const Load& load, double seconds);
 

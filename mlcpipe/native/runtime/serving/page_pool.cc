@@ -129,7 +129,7 @@ void PagePool::Release(Sequence* sequence) {
 void PagePool::Drop(size_t kind, int32_t unit) {
   if (!units[kind].Drop(unit)) return;
   ++frees;
-  // Nobody needs the copy that was to be made here, nor keeps its source.
+  // The copy that was to be made here is not needed, and its source is not kept.
   for (size_t at = 0; at < copies_.size();) {
     const PageCopy copy = copies_[at];
     if (copy.target != unit || copy.group != kind) {

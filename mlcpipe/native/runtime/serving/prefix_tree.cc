@@ -33,7 +33,7 @@ std::vector<Node*> Below(Node* top) {
 }  // namespace
 
 PrefixTree::Family PrefixTree::FamilyOf(const Sequence& sequence) const {
-  const int64_t length = sequence.few_from;
+  const int64_t length = sequence.decode_from;
   return {sequence.request.cache_salt, recompute_above_ && length > *recompute_above_,
           rope_above_ ? std::max(length, *rope_above_) : 0};
 }
@@ -47,8 +47,8 @@ std::vector<Node*> PrefixTree::Match(const Sequence& sequence) {
     const auto variants = node->children.find(TokensOf(sequence, at));
     if (variants == node->children.end()) break;
     const auto& all = variants->second;
-    const uint32_t mask = sequence.FewMask(at);
-    auto best = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one->few_mask == mask; });
+    const uint32_t mask = sequence.DecodeMask(at);
+    auto best = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one->decode_mask == mask; });
     if (best == all.end()) {
       if (sequence.request.deterministic) break;
       best = all.begin();
@@ -77,7 +77,7 @@ size_t PrefixTree::Usable(const std::vector<Node*>& nodes) const {
   return static_cast<size_t>(usable);
 }
 
-// What a sequence that starts with these nodes needs; last the slot, if there are any.
+// The units that a sequence with these nodes at its start needs; last the slot, if there are any.
 std::vector<PrefixTree::Place> PrefixTree::PlacesOf(const std::vector<Node*>& nodes) const {
   std::vector<Place> places;
   const auto count = static_cast<int64_t>(nodes.size());
@@ -111,12 +111,12 @@ void PrefixTree::Take(Sequence* sequence) {
   sequence->shared = count;
 }
 
-Node* PrefixTree::Child(Node* node, const Node::Tokens& tokens, uint32_t few_mask) {
+Node* PrefixTree::Child(Node* node, const Node::Tokens& tokens, uint32_t decode_mask) {
   auto& variants = node->children[tokens];
   for (const auto& one : variants) {
-    if (one->few_mask == few_mask) return one.get();
+    if (one->decode_mask == decode_mask) return one.get();
   }
-  return variants.emplace_back(std::make_unique<Node>(node, tokens, few_mask, pool_->units.size(), next_number_++))
+  return variants.emplace_back(std::make_unique<Node>(node, tokens, decode_mask, pool_->units.size(), next_number_++))
       .get();
 }
 
@@ -135,7 +135,7 @@ void PrefixTree::Add(Sequence* sequence) {
   for (; sequence->shared < sequence->computed / kPage; ++sequence->shared) {
     const int64_t at = sequence->shared;
     Node* const node = sequence->node ? sequence->node : RootOf(*sequence);
-    sequence->node = Child(node, TokensOf(*sequence, at), sequence->FewMask(at));
+    sequence->node = Child(node, TokensOf(*sequence, at), sequence->DecodeMask(at));
     Share(sequence->node, sequence, static_cast<size_t>(at));
   }
 }

@@ -17,12 +17,12 @@ class Node {
  public:
   using Tokens = std::array<int32_t, kPage>;
 
-  Node(Node* parent, const Tokens& tokens, uint32_t few_mask, size_t kinds, int64_t number)
-      : parent(parent), tokens(tokens), few_mask(few_mask), number(number), units(kinds, kNoUnit) {}
+  Node(Node* parent, const Tokens& tokens, uint32_t decode_mask, size_t kinds, int64_t number)
+      : parent(parent), tokens(tokens), decode_mask(decode_mask), number(number), units(kinds, kNoUnit) {}
 
   Node* const parent;  // null: of a family
   const Tokens tokens;
-  const uint32_t few_mask;
+  const uint32_t decode_mask;
   const int64_t number;        // older ones have lower numbers
   std::vector<int32_t> units;  // by kind as of the pool: a page of each group, the slot; kNoUnit where there is none
   std::map<Tokens, std::vector<std::unique_ptr<Node>>> children;
@@ -45,13 +45,13 @@ class PrefixTree {
   std::vector<Node*> Match(const Sequence& sequence);
   // The sequence, which has no pages, starts with those that are found; `PagePool::Release` undoes it.
   void Take(Sequence* sequence);
-  // Pages for so many more rows, if need be those of prefixes that nobody uses; false if there are not enough.
+  // Pages for so many more rows, if need be those of unused prefixes; false if there are not enough.
   bool Reserve(Sequence* sequence, int64_t rows);
   // Whether the sequence has all that follows its first so many tokens: windows and slots have lost some.
   bool CanGoBack(const Sequence& sequence, int64_t tokens) const;
   // The sequence keeps its first so many tokens, to which it `CanGoBack`.
   void GoBack(Sequence* sequence, int64_t tokens);
-  // Full pages of the sequence become findable. Where one is known already, the sequence goes on with that one.
+  // Full pages of the sequence become findable. Where one is known already, the sequence continues with that one.
   void Add(Sequence* sequence);
   // Where the sequence is at the end of a page, a prompt may start after it: its slot is the node's from now on. Its
   // checkpoint before goes where it is too close to the one before that, so that a long answer leaves few.
@@ -61,7 +61,7 @@ class PrefixTree {
   int64_t CheckpointBefore(int64_t begin, int64_t end) const;
   // Frees so many idle units of each kind, the least recently used first; false, and no change, if too few.
   bool Evict(const std::vector<int64_t>& counts);
-  // What only this sequence uses is not found any more, nor what follows it: its numbers are not finite.
+  // Pages that only this sequence uses are not found any more, nor those after them: their numbers are not finite.
   void Discard(Sequence* sequence);
   // Keeps the full pages of the sequence's prompt, as far as they are computed, until `Unpin`.
   void Pin(const Sequence& sequence);
@@ -86,13 +86,13 @@ class PrefixTree {
   std::map<Family, Node> families_;
   std::vector<std::unordered_map<int32_t, Node*>> owners_;  // by kind, of each unit
   std::list<std::vector<Place>> pins_;
-  std::vector<std::unique_ptr<Node>> removed_;  // that the call under way may still look at
+  std::vector<std::unique_ptr<Node>> removed_;  // that the running call may still read
 
   size_t Usable(const std::vector<Node*>& nodes) const;
   std::vector<Place> PlacesOf(const std::vector<Node*>& nodes) const;
   // The node of its family; those of families without pages go.
   Node* RootOf(const Sequence& sequence);
-  Node* Child(Node* node, const Node::Tokens& tokens, uint32_t few_mask);
+  Node* Child(Node* node, const Node::Tokens& tokens, uint32_t decode_mask);
   void Share(Node* node, Sequence* sequence, size_t at);
   // Whether a node loses its units of this kind alone: the others are needed by all that is below.
   bool Sheds(size_t kind) const { return kind == pool_->groups.size() || pool_->groups[kind].window; }

@@ -25,13 +25,13 @@ void Check(const Request& request) {
 
 Load Step::load() const {
   Load load;
-  for (const FewRows& one : few) {
-    load.few += one.rows;
-    load.few_keys += KeysOf(one.sequence->computed, one.rows);
+  for (const DecodeRows& one : decode) {
+    load.decode += one.rows;
+    load.decode_keys += KeysOf(one.sequence->computed, one.rows);
   }
-  for (const ManyRows& one : many) {
-    load.many += one.rows;
-    load.many_keys += KeysOf(one.begin, one.rows);
+  for (const PrefillRows& one : prefill) {
+    load.prefill += one.rows;
+    load.prefill_keys += KeysOf(one.begin, one.rows);
   }
   return load;
 }
@@ -98,31 +98,31 @@ std::vector<Event> Scheduler::Expire(double now) {
 
 const Step* Scheduler::Plan(double now) {
   AgeHead(now);
-  step_.few.clear();
-  step_.many.clear();
+  step_.decode.clear();
+  step_.prefill.clear();
   step_.planned = planned_ = now;
   admission_.forking = 0;
   PlanAnswers();
   PlanPrompts(now);
-  head_rows_ = many_rows_ = 0;
-  for (const ManyRows& one : step_.many) {
-    many_rows_ += one.rows;
+  head_rows_ = prefill_rows_ = 0;
+  for (const PrefillRows& one : step_.prefill) {
+    prefill_rows_ += one.rows;
     if (one.sequence == head_) head_rows_ += one.rows;
   }
   step_.copies = pool_.TakeCopies();
-  return step_.few.empty() && step_.many.empty() ? nullptr : &step_;
+  return step_.decode.empty() && step_.prefill.empty() ? nullptr : &step_;
 }
 
-// A row of each who answers.
+// A row of each running sequence.
 void Scheduler::PlanAnswers() {
   answering_ = admission_.running;
   for (const SequencePointer& sequence : answering_) {
     while (sequence->state == State::kRunning && !tree_.Reserve(sequence.get(), 1)) admission_.PreemptFor(*sequence);
-    if (sequence->state == State::kRunning) step_.few.push_back({sequence, 1, true});
+    if (sequence->state == State::kRunning) step_.decode.push_back({sequence, 1, true});
   }
 }
 
-// What else fits: prompts, and answers of who was preempted.
+// Fills the rest of the step: prompts, and answers of preempted sequences.
 void Scheduler::PlanPrompts(double now) {
   int64_t rows = limits.prefill_chunk;
   Ordered ordered = Sorted(now);
@@ -131,27 +131,27 @@ void Scheduler::PlanPrompts(double now) {
     return;
   }
   const Load load = step_.load();
-  if (!step_.few.empty()) rows = cost_.PromptRows(load, limits.step_s, ordered[0]->computed, rows);
+  if (!step_.decode.empty()) rows = cost_.PromptRows(load, limits.step_s, ordered[0]->computed, rows);
   ordered = ShorterFirst(std::move(ordered), rows, now);
-  int64_t few_rows = limits.few_rows - load.few;
-  bool full = false;  // nobody passes a request for which there is no room
+  int64_t decode_rows = limits.decode_rows - load.decode;
+  bool full = false;  // no request passes one for which there is no room
   for (const SequencePointer& sequence : ordered) {
     if (rows <= 0) break;
     if (sequence->state == State::kWaiting && (full || !admission_.Admit(sequence))) {
       full = full || !sequence->leader;
       continue;
     }
-    if (sequence->computed < sequence->few_from) {
-      rows -= PlanMany(sequence, rows);
+    if (sequence->computed < sequence->decode_from) {
+      rows -= PlanPrefill(sequence, rows);
     } else {
-      const int64_t fits = cost_.DecodeRowsFor(rows), count = PlanFew(sequence, std::min(few_rows, fits));
-      few_rows -= count;
+      const int64_t fits = cost_.DecodeRowsFor(rows), count = PlanDecode(sequence, std::min(decode_rows, fits));
+      decode_rows -= count;
       rows -= (count * rows + fits - 1) / fits;
     }
   }
 }
 
-// Prompts under way and requests that could be admitted now, with some more: by level, then those under way, then by arrival.
+// Admitted prompts and requests that could be admitted now, with some more: by level, admitted ones first, then by arrival.
 Ordered Scheduler::Sorted(double now) const {
   Ordered all = admission_.prefilling;
   const size_t most = all.size() + static_cast<size_t>(std::max<int64_t>(0, admission_.places())) + kLookAhead;
@@ -180,13 +180,13 @@ Ordered Scheduler::ShorterFirst(Ordered ordered, int64_t rows, double now) {
 void Scheduler::AgeHead(double now) {
   if (!head_) return;
   const double elapsed = now - planned_;
-  head_->passed_s = 2 * head_rows_ < many_rows_ ? head_->passed_s + elapsed : std::max(0.0, head_->passed_s - elapsed);
+  head_->passed_s = 2 * head_rows_ < prefill_rows_ ? head_->passed_s + elapsed : std::max(0.0, head_->passed_s - elapsed);
 }
 
 // Rows of a prompt, up to the end of a page if not all. Returns how many.
-int64_t Scheduler::PlanMany(const SequencePointer& sequence, int64_t rows) {
+int64_t Scheduler::PlanPrefill(const SequencePointer& sequence, int64_t rows) {
   const int64_t begin = sequence->computed;
-  int64_t end = sequence->few_from;
+  int64_t end = sequence->decode_from;
   if (end - begin > rows) {
     end = std::max((begin + rows) / kPage * kPage, begin + std::min(rows, kPage));
   } else {
@@ -199,14 +199,14 @@ int64_t Scheduler::PlanMany(const SequencePointer& sequence, int64_t rows) {
     drawing = admission_.SamePrompt(sequence);
     drawing.insert(drawing.begin(), sequence);
   }
-  step_.many.push_back({sequence, begin, count, std::move(drawing)});
+  step_.prefill.push_back({sequence, begin, count, std::move(drawing)});
   return count;
 }
 
 // Rows of an answer that was preempted. Returns how many.
-int64_t Scheduler::PlanFew(const SequencePointer& sequence, int64_t rows) {
+int64_t Scheduler::PlanDecode(const SequencePointer& sequence, int64_t rows) {
   const int64_t count = ReserveSome(sequence.get(), std::min(sequence->left(), std::max<int64_t>(0, rows)));
-  if (count) step_.few.push_back({sequence, count, count == sequence->left()});
+  if (count) step_.decode.push_back({sequence, count, count == sequence->left()});
   return count;
 }
 
@@ -215,31 +215,31 @@ int64_t Scheduler::ReserveSome(Sequence* sequence, int64_t rows) {
   while (rows && !tree_.Reserve(sequence, rows)) {
     if (rows > kPage) {
       rows = (rows - 1) / kPage * kPage;
-    } else if (!step_.few.empty() || !step_.many.empty() || !admission_.PreemptFor(*sequence)) {
+    } else if (!step_.decode.empty() || !step_.prefill.empty() || !admission_.PreemptFor(*sequence)) {
       return 0;
     }
   }
   return rows;
 }
 
-// The sequence gives way, perhaps after its rows were planned.
+// The sequence is preempted, perhaps after its rows were planned.
 void Scheduler::Unplan(const Sequence& sequence) {
   const auto of = [&](const auto& rows) { return rows.sequence.get() == &sequence; };
-  step_.few.erase(std::remove_if(step_.few.begin(), step_.few.end(), of), step_.few.end());
-  step_.many.erase(std::remove_if(step_.many.begin(), step_.many.end(), of), step_.many.end());
+  step_.decode.erase(std::remove_if(step_.decode.begin(), step_.decode.end(), of), step_.decode.end());
+  step_.prefill.erase(std::remove_if(step_.prefill.begin(), step_.prefill.end(), of), step_.prefill.end());
 }
 
 const std::vector<Event>& Scheduler::Settle(const Step& step, const std::vector<int32_t>& drawn, double now) {
   cost_.Observe(step.load(), now - step.planned);
   events_.clear();
   size_t at = 0;
-  for (const FewRows& one : step.few) {
+  for (const DecodeRows& one : step.decode) {
     const std::optional<int32_t> token = one.draws ? std::make_optional(drawn[at++]) : std::nullopt;
     if (one.sequence->state == State::kEnded) continue;
     pool_.Advance(one.sequence.get(), one.rows);
     Got(one.sequence, token);
   }
-  for (const ManyRows& one : step.many) {
+  for (const PrefillRows& one : step.prefill) {
     const size_t first = at;
     at += one.drawing.size();
     if (one.sequence->state == State::kEnded) continue;
@@ -269,9 +269,9 @@ void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> toke
     Finish(sequence);
   } else if (Crossed(*sequence)) {
     pool_.Release(sequence.get());
-    sequence->few_from = sequence->length();
+    sequence->decode_from = sequence->length();
     admission_.Move(sequence, State::kPrefilling);
-  } else if (sequence->left() == 1 && sequence->computed >= sequence->few_from) {
+  } else if (sequence->left() == 1 && sequence->computed >= sequence->decode_from) {
     admission_.Move(sequence, State::kRunning);
   }
 }
@@ -279,7 +279,7 @@ void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> toke
 // Whether RoPE's frequencies are others from now on.
 bool Scheduler::Crossed(const Sequence& sequence) const {
   const auto limit = limits.recompute_above;
-  return limit && sequence.length() > *limit && *limit >= sequence.few_from;
+  return limit && sequence.length() > *limit && *limit >= sequence.decode_from;
 }
 
 }  // namespace mlcpipe::serving

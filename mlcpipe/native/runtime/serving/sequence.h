@@ -1,4 +1,4 @@
-// What a client asks for, how far its answer is, and what a step computes for it (mlcpipe/runtime/serving/sequence.py).
+// A request, the progress of its answer, and its rows in a step (mlcpipe/runtime/serving/sequence.py).
 #ifndef MLCPIPE_RUNTIME_SERVING_SEQUENCE_H_
 #define MLCPIPE_RUNTIME_SERVING_SEQUENCE_H_
 
@@ -18,7 +18,7 @@ namespace mlcpipe::serving {
 
 constexpr int kMinPriority = -1, kMaxPriority = 1;
 
-// A prompt, and how to go on from it. Times are seconds on the clock that the scheduler is called with.
+// A prompt, and how to continue it. Times are seconds on the clock that the scheduler is called with.
 struct Request {
   std::vector<int32_t> tokens;  // one or more
   int64_t max_tokens = 1;       // of the answer
@@ -41,31 +41,31 @@ class Node;  // of the prefix tree
 struct Sequence;
 using SequencePointer = std::shared_ptr<Sequence>;
 
-// A slot that a sequence left in a node of the prefix tree, by its number, after so many tokens, and after how many the one
-// before it is.
+// A slot that a sequence left in a node of the prefix tree, by the node's number: after `tokens` tokens, the one before it
+// after `before`.
 struct LeftSlot {
   int64_t node;
   int32_t slot;
   int64_t tokens, before;
 };
 
-// A request under way. `tables` and `kept_from` are by group of pages.
+// An admitted or waiting request. `tables` and `kept_from` are by group of pages.
 struct Sequence {
   Sequence(int64_t id, Request request, size_t groups)
-      : id(id), request(std::move(request)), tokens(this->request.tokens), few_from(length()), tables(groups),
+      : id(id), request(std::move(request)), tokens(this->request.tokens), decode_from(length()), tables(groups),
         kept_from(groups) {}
 
   const int64_t id;
   const Request request;
   std::vector<int32_t> tokens;  // prompt and answer; the last one drawn is not computed yet
-  // Tokens before it are computed with the arithmetic of prompts ("many"), the others with that of answers ("few").
-  int64_t few_from;
+  // Tokens before it are computed as prefill rows, the others as decode rows.
+  int64_t decode_from;
   std::vector<std::vector<int32_t>> tables;  // the page of each 16 tokens; kNoUnit where a window has left it behind
   std::vector<int64_t> kept_from;            // the first page that has not been left behind
   State state = State::kWaiting;
-  int64_t computed = 0;       // so many tokens are in the states
+  int64_t computed = 0;       // tokens whose states are there
   int32_t slot = kNoUnit;       // where the states after them are; before the first, and in models without slots: none
-  int32_t next_slot = kNoUnit;  // where the step under way writes them
+  int32_t next_slot = kNoUnit;  // where the running step writes them
   std::optional<LeftSlot> checkpoint;  // the last one that this sequence left in the prefix tree
   Node* node = nullptr;  // the deepest of the prefix tree that this sequence uses,
   int64_t shared = 0;    // and how deep it is
@@ -79,13 +79,13 @@ struct Sequence {
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   int64_t left() const { return length() - computed; }
   int64_t answer() const { return length() - static_cast<int64_t>(request.tokens.size()); }
-  // Who goes first: the higher priority, then the earlier arrival.
+  // The order of sequences: higher priority first, then earlier arrival.
   std::tuple<int, double, int64_t> order() const { return {-request.priority, request.arrival, id}; }
   // The length that RoPE's frequencies at this position follow: of the whole prompt, or up to the token.
-  int64_t RopeLength(int64_t position) const { return std::max(few_from, position + 1); }
-  // Bit i: token i of this page is computed as a few row.
-  uint32_t FewMask(int64_t page) const {
-    return 0xFFFFU << std::clamp<int64_t>(few_from - page * kPage, 0, kPage) & 0xFFFFU;
+  int64_t RopeLength(int64_t position) const { return std::max(decode_from, position + 1); }
+  // Bit i: token i of this page is computed as a decode row.
+  uint32_t DecodeMask(int64_t page) const {
+    return 0xFFFFU << std::clamp<int64_t>(decode_from - page * kPage, 0, kPage) & 0xFFFFU;
   }
 
   // Appends a drawn token; sets `end` where it ends the answer.
@@ -99,17 +99,17 @@ struct Sequence {
   }
 };
 
-// Rows with the arithmetic of answers: the token drawn last, or tokens of an answer that is computed anew. They follow the
-// computed tokens. Logits are wanted of the last row, or of none.
-struct FewRows {
+// Rows with decode's arithmetic: the last sampled token, or tokens of an answer that is recomputed. They follow the computed
+// tokens. The last row has logits, or none.
+struct DecodeRows {
   SequencePointer sequence;
   int64_t rows;
   bool draws;
 };
 
-// Rows with the arithmetic of prompts, from `begin` on. Where the prompt ends, a token is drawn from the last row for each of
-// `drawing`: for the sequence, then for those that waited with the same prompt and start from its pages.
-struct ManyRows {
+// Rows with prefill's arithmetic, from `begin` on. Where the prompt ends, a token is sampled from the last row for each of
+// `drawing`: the sequence, then those that waited with the same prompt and start from its pages.
+struct PrefillRows {
   SequencePointer sequence;
   int64_t begin, rows;
   std::vector<SequencePointer> drawing;

@@ -30,7 +30,7 @@ const Test* FindTest(std::string_view name, uint32_t parameters);
 View<Filter> TextFilters();
 View<Filter> SequenceFilters();
 
-// What sorting and comparing filters look at: an attribute, without case unless `case_sensitive`.
+// The key of sorting and comparing filters: an attribute, without case unless `case_sensitive`.
 Value SortKey(Heap* heap, const Value& item, const Value& attribute, const Value& default_value, bool case_sensitive);
 
 }  // namespace mlcpipe::chat

@@ -12,13 +12,13 @@
 
 namespace mlcpipe::harmony {
 
-// What a chat template of this format mentions.
+// Marks that a chat template of this format has.
 inline constexpr std::string_view kStart = "<|start|>", kChannel = "<|channel|>", kMessage = "<|message|>";
 
 // The tokens that have a place in the format.
 std::vector<uint32_t> Marks(const Tokenizer& tokenizer);
 
-// What begins and ends the thoughts that `Text` writes.
+// The beginning and end of thoughts that `Text` writes.
 inline constexpr std::string_view kThinkBegin = "<think>\n", kThinkEnd = "\n</think>\n\n";
 
 inline std::string_view Stripped(std::string_view text) {

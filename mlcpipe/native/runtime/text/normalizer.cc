@@ -104,7 +104,7 @@ class NormalForm {
   std::vector<Mark> chars_;
 };
 
-// Puts together a text anew from parts of the old one.
+// Builds a new text from parts of the old one.
 class Rewriter {
  public:
   explicit Rewriter(ChangingText* text) : text_(text) { made_.has_origins = text->has_origins; }

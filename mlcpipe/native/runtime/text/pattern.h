@@ -21,9 +21,9 @@ struct Instruction {
     kPossessive,  // as many as possible, and no fewer
     kSplit,       // tries a, then b
     kJump,        // to a
-    kLook,        // goes on at a if what follows matches, and has taken nothing
+    kLook,        // continues at a if what follows matches, and takes nothing
     kLookNot,
-    kAtomic,      // goes on at a behind the first match of what follows
+    kAtomic,      // continues at a behind the first match of what follows
     kLineBegin,
     kLineEnd,
     kBegin,

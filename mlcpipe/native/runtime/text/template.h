@@ -12,11 +12,11 @@
 
 namespace mlcpipe::chat {
 
-// What a template renders. The texts must stay until it has.
+// The input of a template. The texts must stay until it is rendered.
 struct Request {
   std::string_view messages;  // JSON: a list of objects, each with a role and a content (text, null or text parts)
   std::string_view extras;    // JSON: an object with more variables (tools, documents, …), or empty
-  std::vector<std::pair<std::string, std::string>> tokens;  // special tokens besides those of the file
+  std::vector<std::pair<std::string, std::string>> tokens;  // special tokens in addition to those of the file
   bool add_generation_prompt = true;
   std::tm now = {};  // of strftime_now
 };

@@ -8,7 +8,7 @@ namespace mlcpipe::chat {
 
 namespace {
 
-constexpr size_t kPieceBytes = 48;  // about what Python counts for a piece of output besides its text
+constexpr size_t kPieceBytes = 48;  // about what Python counts for a piece of output without its text
 
 int64_t Joined(uint32_t low, uint32_t high) { return static_cast<int64_t>(low | uint64_t{high} << 32); }
 

@@ -1,4 +1,4 @@
-// What expressions are made of others.
+// Expressions that are made of others.
 #include "text/filters.h"
 #include "text/template_eval.h"
 #include "text/value_access.h"

@@ -24,7 +24,7 @@ class Marks {
   // A copy of JSON data with stand-ins, which are then those of `heap`. Throws Error with Code::kUsage where none is
   // left.
   Value Mark(Heap* heap, const Value& value) const;
-  // What was rendered, with the characters in place of their stand-ins.
+  // The rendered text, with the characters in place of their stand-ins.
   static std::vector<Part> Parts(const Heap& heap, std::string_view text);
 
  private:

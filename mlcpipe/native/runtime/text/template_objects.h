@@ -1,4 +1,4 @@
-// What a running template makes besides data: frames of variables, macros, loops.
+// Objects of a running template other than data: frames of variables, macros, loops.
 #ifndef MLCPIPE_RUNTIME_TEXT_TEMPLATE_OBJECTS_H_
 #define MLCPIPE_RUNTIME_TEXT_TEMPLATE_OBJECTS_H_
 

@@ -45,7 +45,7 @@ class Program {
   uint32_t root() const { return main_[0]; }
   uint32_t slots() const { return main_[1]; }
   const Characters& characters() const { return characters_; }
-  // What marks the characters of messages (mlcpipe/runtime/text/contents.py).
+  // The marks of the characters of messages (mlcpipe/runtime/text/contents.py).
   View<Letter> letters() const { return letters_; }
   View<uint32_t> controls() const { return controls_; }
   View<uint32_t> words() const { return words_; }

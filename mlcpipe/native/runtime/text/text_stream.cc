@@ -29,7 +29,7 @@ bool BeginsSurrogate(std::string_view text) {
   return text[0] == '\xED' && second >= 0xA0 && second < 0xC0;
 }
 
-// What is at the begin of a text that is not empty: table 3-7 of The Unicode Standard.
+// The beginning of a text that is not empty: table 3-7 of The Unicode Standard.
 Begin BeginOf(std::string_view text) {
   auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   uint8_t lead = byte(0);

@@ -20,7 +20,7 @@ class StopMatcher {
   explicit StopMatcher(const std::vector<std::string>& stops);
 
   bool empty() const { return nodes_.size() == 1; }
-  // The text to show; `found` is whether a stop string is complete. What follows goes on as if it came first.
+  // The text to show; `found` is whether a stop string is complete. What follows is read as if it came first.
   std::string Push(std::string_view text, bool* found);
   // The withheld text, when no more comes.
   std::string Flush();

@@ -77,7 +77,7 @@ class TokenizerTables {
   // `data` must stay, and lie at a multiple of 8. Throws Error of Code::kTokenizer for anything that is damaged.
   TokenizerTables(const void* data, size_t bytes);
 
-  // What two tokens beside each other make, or null.
+  // The token that two adjacent tokens merge to, or null.
   const MergeSlot* FindMerge(uint32_t left, uint32_t right) const;
   // The token of a whole word, or kNone.
   uint32_t FindWord(std::string_view word) const;

@@ -44,7 +44,7 @@ struct Str {
   bool ascii() const { return bytes == chars; }
 };
 
-// What a value is written out: parts that are shared count each time.
+// The size of a value when it is written out: shared parts count each time.
 struct Weight {
   uint64_t items = 1, text = 0;
   uint32_t depth = 0;
@@ -158,7 +158,7 @@ struct DictView {
   Dict* dict;
 };
 
-// What one rendering may use, as MAX_TEXT, MAX_ITEMS, … of mlcpipe/runtime/text/template_sandbox.py. Time is counted
+// The limits of one rendering, as MAX_TEXT, MAX_ITEMS, … of mlcpipe/runtime/text/template_sandbox.py. Time is counted
 // in steps: a node of the program, an item, or `kStepBytes` of text that an operation looks at.
 struct Limits {
   static constexpr uint64_t kSteps = 16 << 20;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMaxWidth = 9999;
 
-// What stands between `%` and the type, or behind the colon of a field.
+// The text between `%` and the type, or behind the colon of a field.
 struct Spec {
   std::string fill = " ";
   char align = 0, sign = '-', type = 0;

@@ -122,7 +122,7 @@ constexpr Entry kListMethods[] = {
      }},
 };
 
-// What Python's types have besides: `format` has a function of its own, the sandbox forbids the last ones.
+// Other methods of Python's types: `format` has a function of its own, the sandbox forbids the last ones.
 constexpr const char* kUncovered[] = {"casefold",    "format",  "isidentifier", "islower",
                                       "isprintable", "istitle", "isupper",      "swapcase"};
 constexpr const char* kForbiddenOfString[] = {"encode", "expandtabs", "format_map", "maketrans", "translate"};

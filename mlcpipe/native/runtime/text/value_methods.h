@@ -8,7 +8,7 @@ namespace mlcpipe::chat {
 
 enum class Attribute { kNone, kMethod, kForbidden };
 
-// What Python and its sandbox say about the attribute `name` of a value.
+// The attribute `name` of a value in Python and its sandbox.
 Attribute AttributeOf(Kind kind, std::string_view name);
 Value CallMethod(Heap* heap, const Method& method, const Arguments& arguments);
 

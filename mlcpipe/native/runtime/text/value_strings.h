@@ -1,4 +1,4 @@
-// What methods and filters do with texts, as Python's str does it.
+// Operations of methods and filters on texts, as Python's str does them.
 #ifndef MLCPIPE_RUNTIME_TEXT_VALUE_STRINGS_H_
 #define MLCPIPE_RUNTIME_TEXT_VALUE_STRINGS_H_
 

@@ -137,7 +137,7 @@ std::string ShortestDigits(double magnitude) {
     double same = 0;
     return ParseFloat(text, &same) && same == magnitude;
   };
-  // What 15 digits give is in the first 15 of a normal number.
+  // A decimal number of 15 digits is in the first 15 digits of a normal number.
   for (int places = magnitude < std::numeric_limits<double>::min() ? 0 : 14; places < 16; ++places) {
     std::string text = Printed(magnitude, 'e', places);
     if (gives(text)) {

@@ -34,7 +34,7 @@ suspend fun removed(path: String) {
     failure("again") { Mlcpipe.open(path).close() }
 }
 
-/** Saves to a disk that is full, and goes on. */
+/** Saves to a disk that is full, and continues. */
 suspend fun full(path: String, file: String) {
     Mlcpipe.open(path).use { model ->
         val chat = model.chat()
@@ -75,7 +75,7 @@ suspend fun memory(path: String) {
     }
 }
 
-/** A chat that goes on until its context is full: how many answers it has then, and that a new one is answered. */
+/** A chat that continues until its context is full: how many answers it has then, and that a new one is answered. */
 suspend fun context(path: String) = Mlcpipe.open(path, options = Options(contextLength = 128)).use { model ->
     val chat = model.chat()
     var answers = 0

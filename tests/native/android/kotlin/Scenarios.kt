@@ -52,7 +52,7 @@ suspend fun conversation(path: String, code: ModelCode?, questions: List<String>
     }
 }
 
-/** How much of an answer was computed when its coroutine was cancelled: bytes of the saved chat; and that it goes on. */
+/** How much of an answer was computed when its coroutine was cancelled: bytes of the saved chat; and that it continues. */
 suspend fun cancel(path: String, file: String) = runBlocking {
     Mlcpipe.open(path).use { model ->
         suspend fun savedBytes(): Long {
@@ -200,7 +200,7 @@ suspend fun downloadTwice(json: String, folder: String, url: String) {
     failure("file") { store().download(file, java.net.URL("file:$json")) }
 }
 
-/** Cancels a download after its first part; the next one goes on. */
+/** Cancels a download after its first part; the next one continues. */
 suspend fun cancelDownload(json: String, folder: String, url: String) = runBlocking {
     val file = ModelFile.read(java.io.File(json).readText())
     val store = ModelStore(java.io.File(folder))

@@ -7,7 +7,7 @@ import Observation
 public final class ChatSession {
   public private(set) var messages: [Message] = []
   public private(set) var state: ModelState
-  /// Of the latest answer that ended by itself.
+  /// Of the latest answer that was not cancelled.
   public private(set) var statistics: Statistics?
 
   @ObservationIgnored private let model: ModelSource
@@ -28,7 +28,7 @@ public final class ChatSession {
   }
 
   /// Opens the model, and the saved chat if there is one; downloads the model first where it is absent. A download ends
-  /// when its task is cancelled, and the next one goes on with it.
+  /// when its task is cancelled, and the next one continues it.
   public func open() async {
     switch state {
     case .absent, .dropped, .failed: break
@@ -155,8 +155,8 @@ public final class ChatSession {
     try? await engine.save(messages, to: saved)
   }
 
-  /// The app goes to the background: saves the chat. An answer goes on there on the CPU; on the GPU it ends, and what there
-  /// is of it is kept.
+  /// The app goes to the background: saves the chat. An answer continues there on the CPU; on the GPU it ends, and its text so
+  /// far is kept.
   public func enterBackground() async {
     if let engine, engine.device != .cpu { await stop() }
     await save()

@@ -1,14 +1,14 @@
 import CMlcpipe
 import Foundation
 
-/// A model that is open. Its calls run one after the other, on a thread of their own; `close` ends the one under way.
+/// A model that is open. Its calls run one after the other, on a thread of their own; `close` ends the running one.
 public actor MlcpipeEngine {
   private nonisolated let opened: OpenedEngine
   /// Tokens of prompt and answer.
   public nonisolated let contextLength: Int
   /// Of the kernels that run.
   public nonisolated let variant: String
-  /// What computes.
+  /// The device that computes.
   public nonisolated let device: Device
   /// The GPU, "" for the CPU.
   public nonisolated let deviceTitle: String
@@ -26,7 +26,7 @@ public actor MlcpipeEngine {
   }
 
   /// Answers a chat, of which only what is new is computed. The answer begins at once, and ends within a token when the
-  /// task that reads it is cancelled or nobody holds the stream; then the stream ends without an error.
+  /// task that reads it is cancelled or the stream has no owner; then the stream ends without an error.
   ///
   /// - Parameters:
   ///   - maxTokens: Of the answer; 0: what the context has room for.
@@ -95,7 +95,7 @@ public actor MlcpipeEngine {
     return try JSONDecoder().decode([String: [Message]].self, from: saved.json)["messages"] ?? []
   }
 
-  /// Ends the call that is under way, and gives all memory back when it has ended. Later calls throw `usage`.
+  /// Ends the running call, and gives all memory back when it has ended. Later calls throw `usage`.
   public func close() {
     opened.close()
   }
@@ -152,7 +152,7 @@ final class OpenedEngine: Sendable {
   }
 }
 
-/// What a callback of `mlcpipe_restore` fills, before that returns.
+/// A callback of `mlcpipe_restore` fills this before that returns.
 private final class SavedChat: @unchecked Sendable {
   var json = Data()
 }

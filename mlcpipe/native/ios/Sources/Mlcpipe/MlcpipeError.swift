@@ -1,7 +1,7 @@
 import CMlcpipe
 import Foundation
 
-/// What failed, and as far as they are known, else "": where, what was expected and found, and what to do next.
+/// An error: what failed and, if known, else "": where, what was expected, what was found, and the next step.
 public struct MlcpipeError: LocalizedError, Equatable, Sendable {
   public enum Code: Int32, Sendable {
     /// An argument that cannot be honoured, an engine that is closed or in use.

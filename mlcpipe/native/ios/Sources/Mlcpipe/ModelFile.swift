@@ -1,7 +1,7 @@
 import CMlcpipe
 import Foundation
 
-/// What a file of weights must be: its size, and the SHA-256 of each part, hexadecimal.
+/// The expected file of weights: its size, and the SHA-256 of each part, hexadecimal.
 public struct ModelFile: Equatable, Sendable {
   public let name: String
   public let bytes: Int64

@@ -3,7 +3,7 @@ import Foundation
 public enum ModelState: Equatable, Sendable {
   /// The file of data is not there.
   case absent
-  /// What is there of the file is compared with what it must be.
+  /// The part of the file that is there is compared with the expected hashes.
   case verifying
   /// Bytes that are right.
   case downloading(Int64, of: Int64)

@@ -4,7 +4,7 @@ import Foundation
   import FoundationNetworking
 #endif
 
-/// Files of weights in a folder. A download goes on where it ended, also in another process: the parts that are there are
+/// Files of weights in a folder. A download continues where it ended, also in another process: the parts that are there are
 /// checked and kept, and the file gets its name when all are right.
 public actor ModelStore {
   public nonisolated let folder: URL

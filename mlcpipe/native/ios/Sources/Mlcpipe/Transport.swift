@@ -11,7 +11,7 @@ public protocol Transport: Sendable {
   func fetch(_ request: URLRequest, into name: String) async throws -> HTTPURLResponse
 }
 
-/// Downloads of a `URLSession`. In a background session the system goes on with them while the app is suspended, or was
+/// Downloads of a `URLSession`. In a background session the system continues them while the app is suspended, or was
 /// ended to free memory, and starts it when they have ended.
 public final class DownloadTransport: NSObject, Transport, URLSessionDownloadDelegate, @unchecked Sendable {
   private let folder: URL

@@ -87,7 +87,7 @@ public struct Device: RawRepresentable, Hashable, Sendable {
 
   public init(rawValue: String) { self.rawValue = rawValue }
 
-  /// What the model was compiled for.
+  /// The device that the model was compiled for.
   public static let auto = Device(rawValue: "auto")
   public static let cpu = Device(rawValue: "cpu")
   public static let metal = Device(rawValue: "metal")

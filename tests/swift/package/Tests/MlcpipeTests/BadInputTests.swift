@@ -101,7 +101,7 @@ final class BadInputTests: ModelTestCase {
     XCTAssertEqual(again?.code, .bundle)
   }
 
-  /// A file may have 1000 bytes, as where the disk has no more room: nothing is left of it, and the chat goes on.
+  /// A file may have 1000 bytes, as where the disk has no more room: nothing is left of it, and the chat continues.
   func testADiskWithoutRoom() async throws {
     let engine = try await open(), file = folder.appendingPathComponent("chat")
     let question = Array(expected.messages.prefix(1))

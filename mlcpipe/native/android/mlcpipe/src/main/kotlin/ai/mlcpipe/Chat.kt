@@ -9,7 +9,7 @@ class Chat internal constructor(private val model: Mlcpipe, messages: List<Messa
     private var said = messages
     private var answering = false
 
-    /** What was said so far, without the answer under way. */
+    /** The messages so far, without the running answer. */
     val messages: List<Message> get() = synchronized(lock) { said }
 
     /**
@@ -47,7 +47,7 @@ class Chat internal constructor(private val model: Mlcpipe, messages: List<Messa
     }
 
     private fun begin(): List<Message> = synchronized(lock) {
-        if (answering) throw MlcpipeException(ErrorCode.USAGE, "an answer of this chat is under way")
+        if (answering) throw MlcpipeException(ErrorCode.USAGE, "an answer of this chat is running")
         answering = true
         said
     }

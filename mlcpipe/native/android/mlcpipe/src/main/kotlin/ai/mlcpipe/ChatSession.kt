@@ -50,7 +50,7 @@ class ChatSession(
 
     val state: StateFlow<ModelState> = shown.asStateFlow()
 
-    /** What was said so far, without the answer under way. */
+    /** The messages so far, without the running answer. */
     val messages: List<Message> get() = synchronized(lock) { chat?.messages ?: remembered }
 
     /**
@@ -81,7 +81,7 @@ class ChatSession(
     /** Saves the chat, so that it continues in another process. Nothing while an answer is computed. */
     suspend fun save() = opening.withLock { if (answer?.isCompleted != false) keep() }
 
-    /** Begins another chat; an answer under way ends. */
+    /** Begins another chat; a running answer ends. */
     suspend fun clear() = opening.withLock {
         withContext(NonCancellable) {
             answer?.cancelAndJoin()
@@ -94,7 +94,7 @@ class ChatSession(
         }
     }
 
-    /** Saves the chat and gives all memory back. An answer under way ends, and what there is of it is kept. */
+    /** Saves the chat and gives all memory back. A running answer ends, and its text so far is kept. */
     suspend fun drop() {
         if (synchronized(lock) { model } != null) opening.withLock { withContext(NonCancellable) { dropped() } }
     }
@@ -115,10 +115,10 @@ class ChatSession(
         if (model != null) Mlcpipe.setThreads(threadsAt(heat, threads))
     }
 
-    /** Holds the answer under way and later ones, for an app that wants no answer in the background. */
+    /** Holds the running answer and later ones, for an app that wants no answer in the background. */
     fun pause() = setPaused(true)
 
-    /** Goes on after [pause]. */
+    /** Continues after [pause]. */
     fun resume() = setPaused(false)
 
     /** Gives all memory back without saving the chat. */
@@ -211,7 +211,7 @@ class ChatSession(
     private fun begin(job: Job) = synchronized(lock) {
         if (answer?.isCompleted == false) {
             job.cancel()
-            throw MlcpipeException(ErrorCode.USAGE, "an answer of this chat is under way")
+            throw MlcpipeException(ErrorCode.USAGE, "an answer of this chat is running")
         }
         answer = job
         shown.value = ModelState.Busy

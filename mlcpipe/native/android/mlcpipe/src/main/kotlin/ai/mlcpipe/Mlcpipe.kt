@@ -34,7 +34,7 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
     private var running: AtomicBoolean? = null // whether the answer that is computed was stopped
     private var closed = false
 
-    /** What computes: [Device.CPU] or a kind of GPU. */
+    /** The device that computes: [Device.CPU] or a kind of GPU. */
     val device: Device = Device(Native.device(handle).decodeToString())
 
     /** The GPU and its driver, "" for the CPU. */
@@ -102,7 +102,7 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
     /** Gives memory back that no conversation uses. */
     suspend fun trim() = withContext(dispatcher) { Native.trim(handle) }
 
-    /** Holds answers between two tokens, or lets them go on. A model that is held computes for no other chat. */
+    /** Holds answers between two tokens, or lets them continue. A model that is held computes for no other chat. */
     fun setPaused(paused: Boolean) = gate.set(paused)
 
     /** Ends an answer that is computed, with [ErrorCode.CANCELLED], and gives back the memory. It may be called twice. */

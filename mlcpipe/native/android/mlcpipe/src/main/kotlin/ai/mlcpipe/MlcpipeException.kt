@@ -1,6 +1,6 @@
 package ai.mlcpipe
 
-/** What kind of thing failed: the codes of `mlcpipe.h`, and [NETWORK] for downloads. */
+/** The kind of error: the codes of `mlcpipe.h`, and [NETWORK] for downloads. */
 enum class ErrorCode(internal val number: Int) {
     /** An argument that cannot be honoured, or a model that is closed or in use. */
     USAGE(1),

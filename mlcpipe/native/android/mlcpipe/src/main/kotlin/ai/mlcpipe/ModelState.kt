@@ -1,6 +1,6 @@
 package ai.mlcpipe
 
-/** What a [ChatSession] has of its model. */
+/** The state of the model of a [ChatSession]. */
 sealed interface ModelState {
     /** The file of weights is not there. */
     data object Absent : ModelState
@@ -18,7 +18,7 @@ sealed interface ModelState {
     /** An answer is computed. */
     data object Busy : ModelState
 
-    /** The model takes no memory; the next message opens it, and the chat goes on. */
+    /** The model takes no memory; the next message opens it, and the chat continues. */
     data object Dropped : ModelState
 
     /** The model could not be opened: the message says why. */

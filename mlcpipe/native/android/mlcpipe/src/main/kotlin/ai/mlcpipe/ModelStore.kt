@@ -16,7 +16,7 @@ import kotlinx.coroutines.sync.Mutex
 import kotlinx.coroutines.sync.withLock
 import kotlinx.coroutines.withContext
 
-/** What a file of weights must be. [sha256] has a hash, hexadecimal, for each [partBytes] of it. */
+/** The expected file of weights. [sha256] has a hash, hexadecimal, for each [partBytes] of it. */
 data class ModelFile(val name: String, val bytes: Long, val partBytes: Int, val sha256: List<String>) {
     companion object {
         /** Reads `model.json`, which `mlcpipe package --app android` writes beside a `model.mlcp`. */
@@ -36,7 +36,7 @@ data class ModelFile(val name: String, val bytes: Long, val partBytes: Int, val 
 }
 
 /**
- * Files of weights in a folder. A download goes on where it ended, also in another process: its whole parts are checked
+ * Files of weights in a folder. A download continues where it ended, also in another process: its whole parts are checked
  * and kept, and the file gets its name when all of them are right.
  */
 class ModelStore(private val folder: File) {
@@ -55,7 +55,7 @@ class ModelStore(private val folder: File) {
             val unfinished = File(folder, "${file.name}.part")
             try {
                 RandomAccessFile(unfinished, "rw").use {
-                    if (!isAlone(it)) throw MlcpipeException(ErrorCode.USAGE, "a download to $unfinished is under way")
+                    if (!isAlone(it)) throw MlcpipeException(ErrorCode.USAGE, "a download to $unfinished is running")
                     Download(file, url, it, onProgress).run(this)
                 }
             } catch (error: IOException) {
@@ -200,7 +200,7 @@ class ModelStore(private val folder: File) {
         const val TIMEOUT_MS = 30_000
         val REFUSALS = listOf(400, 401, 403, 404, 410)
 
-        /** Whether no other process, and nobody else in this one, has the file. */
+        /** Whether neither another process nor other code in this one has the file. */
         fun isAlone(out: RandomAccessFile): Boolean =
             try {
                 out.channel.tryLock() != null

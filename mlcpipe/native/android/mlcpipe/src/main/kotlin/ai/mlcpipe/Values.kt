@@ -48,7 +48,7 @@ data class Sampling(
 @JvmInline
 value class Device(val name: String) {
     companion object {
-        /** What the model was compiled for; with [Options.gpu] whichever of both is faster, measured once. */
+        /** The device that the model was compiled for; with [Options.gpu] whichever of both is faster, measured once. */
         val AUTO = Device("auto")
         val CPU = Device("cpu")
         val VULKAN = Device("vulkan")

@@ -33,7 +33,7 @@ import kotlinx.coroutines.Job
 import kotlinx.coroutines.flow.collect
 import kotlinx.coroutines.launch
 
-/** Messages with the answer under way, what the model does, and the entry of the next message. */
+/** Messages with the running answer, what the model does, and the entry of the next message. */
 @Composable
 fun ChatScreen(session: ChatSession) {
     val scope = rememberCoroutineScope()

@@ -7,24 +7,20 @@ Names are those of the authors' checkpoints, `fc`, `midlayer`, `norm`, `lm_head`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint.checkpoint import CONFIG, Checkpoint, EagleHead
-from mlcpipe.checkpoint.open import open_checkpoint
+from mlcpipe.checkpoint.checkpoint import CONFIG, Checkpoint, DraftHead
+from mlcpipe.checkpoint.draft_heads.files import HeadFiles, check_tensors
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.support.json_files import shown, shown_path
 
 PREFIX = "eagle_head."  # of the tensors' names in the model
 KEPT_LAYERS = 3
-_DTYPES = ("float32", "float16", "bfloat16")
-_MEDUSA_FILE = "medusa_lm_head.safetensors"  # of another kind of head, without a config.json
 _MAX_SIZE = 1 << 20
 _PART_BYTES = 4 << 20
 _EMBEDDING = "embed_tokens.weight"
@@ -45,30 +41,28 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def with_draft_head(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
-    """The checkpoint plus the tensors of the EAGLE-3 head in `folder`, whose names begin with `PREFIX`.
+@dataclass(frozen=True)
+class EagleHead(DraftHead):
+    """The layer of `config`, which has the fields of a Llama's config.json.
 
-    Raises CheckpointError for a folder without such a head, another dtype, and a head of a model with another hidden
-    size or vocabulary; ConfigError for a configuration that is not supported. Numbers are checked when they are read.
+    `layers`: the model's layers whose inputs it reads. `vocab`: tokens that it guesses; `places` i32[V] maps each token
+    of the model to one of them, -1 for none; None if they are the same. With `norm_before_residual` the residual is
+    the layer's normalized input. `embeds`: it has an embedding of its own.
     """
-    if (folder / _MEDUSA_FILE).is_file():
-        raise _no_head(folder, _MEDUSA_FILE)
-    head = _read(open_checkpoint(folder), checkpoint)
-    merged = {**checkpoint.tensors, **head.tensors}
-    return replace(checkpoint, tensors=MappingProxyType(dict(sorted(merged.items()))), draft_head=head)
+
+    config: Mapping[str, Any]
+    layers: tuple[int, ...]
+    vocab: int
+    places: NDArray[np.int32] | None
+    norm_before_residual: bool
+    embeds: bool
 
 
-def _no_head(folder: Path, found: str) -> CheckpointError:
-    return CheckpointError(
-        "no EAGLE-3 head", where=shown_path(folder), expected="fc.weight and the tensors of one layer", found=found,
-        next_step="take an EAGLE-3 head that was trained for this model",
-    )  # fmt: skip
-
-
-def _read(files: Checkpoint, checkpoint: Checkpoint) -> EagleHead:
+def read_eagle_head(files: HeadFiles, checkpoint: Checkpoint) -> EagleHead | None:
+    """The head of a folder; None where it has none. Raises CheckpointError and ConfigError for one of another model."""
     tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in files.tensors.items()}
     if "fc.weight" not in tensors:
-        raise _no_head(files.path, ", ".join(map(shown, list(files.tensors)[:3])))
+        return None
     where = shown_path(files.path)
     outer, nested = files.config, _object(files.config, "eagle_config", where)
     layer = _object(outer, "transformer_layer_config", where)
@@ -90,9 +84,9 @@ def _read(files: Checkpoint, checkpoint: Checkpoint) -> EagleHead:
     embeds = _EMBEDDING in tensors and not _same(tensors[_EMBEDDING], checkpoint.tensors.get(f"model.{_EMBEDDING}"))
     if not embeds:
         tensors.pop(_EMBEDDING, None)
-    _check_tensors(tensors, _shapes(config, checkpoint, guessed, where, embeds=embeds), files.path)
+    check_tensors(tensors, _shapes(config, checkpoint, guessed, where, embeds=embeds), files.path)
     named = {PREFIX + name: tensor for name, tensor in tensors.items()}
-    layers, own_files = _layers(outer, nested, checkpoint, where), (files.path / CONFIG, *files.weight_files)
+    layers, own_files = _layers(outer, nested, checkpoint, where), (files.path / CONFIG, *files.files)
     before = config.get("norm_before_residual") is True
     return EagleHead(files.path, own_files, named, config, layers, guessed, places, before, embeds)
 
@@ -126,27 +120,6 @@ def _shapes(
     norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
     shapes |= {f"{norm}.weight": (h,) for norm in norms}
     return shapes | ({_EMBEDDING: (checkpoint.config.get("vocab_size"), h)} if embeds else {})
-
-
-def _check_tensors(tensors: Mapping[str, TensorInfo], expected: Mapping[str, tuple[object, ...]], folder: Path) -> None:
-    """Raise CheckpointError unless the tensors are those of `expected`, with these shapes."""
-    where = shown_path(folder)
-    for name, shape in expected.items():
-        tensor = tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(f"tensor {shown(name)} of the draft head is missing", where=where)
-        if tensor.shape != shape or tensor.dtype not in _DTYPES:
-            raise CheckpointError(
-                f"tensor {shown(name)} of the draft head is of another model", where=where,
-                expected=f"{list(shape)} of {' or '.join(_DTYPES)}", found=f"{list(tensor.shape)} of {tensor.dtype}",
-                next_step="take the head that was trained for this model",
-            )  # fmt: skip
-    left = sorted(tensors.keys() - expected.keys())
-    if left:
-        raise CheckpointError(
-            f"tensor {shown(left[0])} of the draft head would not be used", where=where,
-            expected=f"{len(expected)} tensors", found=len(tensors),
-        )  # fmt: skip
 
 
 def _layers(outer: Mapping[str, Any], nested: Mapping[str, Any], checkpoint: Checkpoint, where: str) -> tuple[int, ...]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from mlcpipe.bundle import EagleInfo
-from mlcpipe.checkpoint.checkpoint import EagleHead
+from mlcpipe.checkpoint.draft_heads import DraftHead, EagleHead, MedusaHeads
 from mlcpipe.models.llama import DEFAULTS
-from mlcpipe.nn import eagle
+from mlcpipe.nn import draft_head, eagle, medusa
 from mlcpipe.nn.base_config import read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts
 
 
-def build_draft_head(head: EagleHead, facts: ModelFacts) -> eagle.EagleHead:
+def build_draft_head(head: DraftHead, facts: ModelFacts) -> draft_head.DraftHead:
     """The head for a model. Raises ConfigError for unsupported fields of its configuration."""
+    if isinstance(head, MedusaHeads):
+        return medusa.MedusaHeads(facts.hidden_size, facts.vocab_size, head.heads, head.blocks)
+    assert isinstance(head, EagleHead)
     config = {name: value for name, value in head.config.items() if name not in ("architectures", "layer_types")}
     base = build_from(config | {"vocab_size": facts.vocab_size}, lambda fields: read_base(fields, DEFAULTS))
     return eagle.EagleHead(

@@ -37,8 +37,8 @@ DEMO = Path(__file__).resolve().parents[1] / "apps" / "demo_model" / "checkpoint
 OPTIMIZED = bool(os.environ.get("MLCPIPE_TEST_OPTIMIZED"))
 QUICK = "cpu-native" if OPTIMIZED else str(Path(__file__).with_name("quick.toml"))
 # The same with activations in float32.
-_UNOPTIMIZED = "" if OPTIMIZED else "[tvm]\nopt-level = 0\n"
-EXACT = f'base = "cpu-native"\n{_UNOPTIMIZED}[schedule]\nint8_activations = 0\n'
+UNOPTIMIZED = "" if OPTIMIZED else "[tvm]\nopt-level = 0\n"
+EXACT = f'base = "cpu-native"\n{UNOPTIMIZED}[schedule]\nint8_activations = 0\n'
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 TOKENS = 257  # of `write_byte_tokenizer`; most models have more rows of logits, which nobody draws from
 CHAT_TEMPLATE = (

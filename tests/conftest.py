@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from mlcpipe import Engine
 
 DEMO = Path(__file__).resolve().parents[1] / "apps" / "demo_model" / "checkpoint"
-# A target of one variant, the one for this machine. LLVM optimizes its kernels in `make test-everything` alone; those of
-# the demo model and of tests/kernels have users' code in each tier.
+# A target of one variant, the one for this machine. LLVM optimizes its kernels in `make test-optimized` and
+# `make test-everything` alone; the demo model's, and some of each kind in tests/kernels, have users' code in all tiers.
 OPTIMIZED = bool(os.environ.get("MLCPIPE_TEST_OPTIMIZED"))
 QUICK = "cpu-native" if OPTIMIZED else str(Path(__file__).with_name("quick.toml"))
 # The same with activations in float32.

@@ -22,7 +22,7 @@ from tests.once import Once
 Kernels = Callable[..., Any]
 
 # In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
-# LLVM optimizes these libraries and timed ones, and in `make test-everything` all; test_qemu.py has more of users' code.
+# LLVM optimizes these libraries and timed ones, and in `make test-optimized` all; test_qemu.py has more of users' code.
 FAST_LIBRARIES = (
     "q4f16_1",
     "norm",

@@ -112,6 +112,7 @@ def quantized(source: Path, output: Path, text: str, **options: Any) -> dict[str
     return dict(open_params(output, None))
 
 
+@pytest.mark.full
 def test_a_text_changes_the_codes_and_only_of_what_is_quantized(source: Path, tmp_path: Path) -> None:
     mlcpipe.convert(source, output=tmp_path / "plain")
     plain = dict(open_params(tmp_path / "plain", None))

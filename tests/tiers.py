@@ -4,6 +4,7 @@
 - full, `make test-full`: `full` tests. CI runs this tier and the one before.
 - alone, `make bench-check`: tests that compare times, one after the other. No landing depends on them.
 - everything, `make test-everything`: all combinations of what the others test in part.
+- `make test-optimized` runs models and kernels of the first two again, with the code that users get (`conftest.QUICK`).
 
 With MLCPIPE_TEST_TOOLS=all, as in CI, where all tools are installed, a test that is skipped for want of one fails the run.
 """

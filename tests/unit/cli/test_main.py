@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -130,8 +129,9 @@ def test_a_wheel_says_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_mistakes_are_one_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    assert main(arguments) == 2
+    with open(os.devnull, encoding="utf-8") as empty:
+        monkeypatch.setattr("sys.stdin", empty)
+        assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert err.startswith("error: ") and err.count("\n") == 1, err
     assert out == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -109,9 +110,13 @@ def test_a_cache_that_may_not_be_read(program: Program, tmp_path: Path, demo_bun
 
 
 @pytest.mark.parametrize("verb", ["inspect", "chat -p hi", "compile -o out", "package -o out", "bench"])
-def test_a_question_in_the_place_of_the_model(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_question_in_the_place_of_the_model(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, *rest = verb.split()
-    code = main([name, "why is the sky blue " * 20, *rest])
+    with open(os.devnull, encoding="utf-8") as empty:
+        monkeypatch.setattr("sys.stdin", empty)
+        code = main([name, "why is the sky blue " * 20, *rest])
     out, err = capsys.readouterr()
     one_line(subprocess.CompletedProcess([], code, out, err), "name too long", "--prompt")
     assert len(err) < 300

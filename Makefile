@@ -17,7 +17,7 @@ LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zi
 # Tests start Python hundreds of times: where this is set, each start compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat test test-full test-everything bench-check lint check check-gpu docs page wheel lock bench bench-peers bench-native bench-web quality clean
+.PHONY: chat test test-full test-everything test-optimized bench-check lint check check-gpu docs page wheel lock bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	@$(BIN)/mlcpipe chat $(ARGS); code=$$?; printf '%s\n' '' 'Next, in this folder:' '    . $(BIN)/activate' \
@@ -35,7 +35,10 @@ test-full: $(VENV)/installed-dev  ## the tests that `make test` leaves out
 	$(PYTEST) $(PARALLEL) -m "full and not (alone or everything)" $(ARGS)
 
 test-everything: $(VENV)/installed-dev  ## all combinations of what the others test in part: hours
-	$(PYTEST) $(PARALLEL) -m everything $(ARGS)
+	MLCPIPE_TEST_OPTIMIZED=1 $(PYTEST) $(PARALLEL) -m everything $(ARGS)
+
+test-optimized: $(VENV)/installed-dev  ## models and kernels of `make test` and `make test-full`, with LLVM's optimizations
+	MLCPIPE_TEST_OPTIMIZED=1 $(PYTEST) $(PARALLEL) -m "not (alone or everything)" tests/models tests/native tests/kernels/test_cpu_cases.py $(ARGS)
 
 bench-check: $(VENV)/installed-dev  ## the tests that compare times, one after the other, on a quiet machine
 	$(PYTEST) -m alone $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import struct
@@ -31,8 +32,13 @@ if TYPE_CHECKING:
     from mlcpipe import Engine
 
 DEMO = Path(__file__).resolve().parents[1] / "apps" / "demo_model" / "checkpoint"
-QUICK = "cpu-native"  # one variant of the kernels, the one for this machine
-EXACT = 'base = "cpu-native"\n[schedule]\nint8_activations = 0\n'  # a target with activations in float32
+# A target of one variant, the one for this machine. LLVM optimizes its kernels in `make test-optimized` and
+# `make test-everything` alone; the demo model's, and some of each kind in tests/kernels, have users' code in all tiers.
+OPTIMIZED = bool(os.environ.get("MLCPIPE_TEST_OPTIMIZED"))
+QUICK = "cpu-native" if OPTIMIZED else str(Path(__file__).with_name("quick.toml"))
+# The same with activations in float32.
+UNOPTIMIZED = "" if OPTIMIZED else "[tvm]\nopt-level = 0\n"
+EXACT = f'base = "cpu-native"\n{UNOPTIMIZED}[schedule]\nint8_activations = 0\n'
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 TOKENS = 257  # of `write_byte_tokenizer`; most models have more rows of logits, which nobody draws from
 CHAT_TEMPLATE = (
@@ -253,7 +259,7 @@ class Bundles:
 def demo_bundles(own_cache: Path, shared: Path) -> Bundles:
     """Bundles of the demo model. Read only: copy one before you change it."""
     (shared / "demo").mkdir(exist_ok=True)
-    return Bundles(DEMO, shared / "demo")
+    return Bundles(DEMO, shared / "demo", "cpu-native")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import QUICK
 from tests.fuzz.bundles import state_hash
 from tests.fuzz.mutate import fresh_copy
 
@@ -109,5 +110,5 @@ def checkpoint(seed: int, source: Path, folder: Path) -> list[list[str]]:
     """The attack of `CHECKPOINTS` at `seed` on a copy of the whole checkpoint in `source`."""
     attacked = fresh_copy(source, folder / "checkpoint")
     list(CHECKPOINTS.values())[seed](attacked)
-    options = ["--target", "cpu-native", "--output", str(folder / "output"), "--overwrite"]
+    options = ["--target", QUICK, "--output", str(folder / "output"), "--overwrite"]
     return [["compile", str(attacked), *options]]

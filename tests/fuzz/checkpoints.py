@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import QUICK
 from tests.fuzz.mutate import VALUES, damage_bytes, damage_json, damage_json_file, fresh_copy, odd_file
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -114,7 +115,7 @@ def make(seed: int, source: Path, folder: Path) -> list[list[str]]:
     output = folder / "output"
     options = [
         "--target",
-        "cpu-native",
+        QUICK,
         "--quantization",
         draw.choice(_SCHEMES),
         "--output",

@@ -9,7 +9,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
-from tests.conftest import TinyLlama, write_llama
+from tests.conftest import QUICK, TinyLlama, write_llama
 from tests.gpu.conftest import Gpu
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -34,7 +34,7 @@ def test_a_saved_chat(kv_cache_dtype: str, gpu: Gpu, tmp_path: Path) -> None:
     assert engine.load(file)
     engine.save(tmp_path / "again", chat={"a": 1})
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
-    cpu = Engine(mlcpipe.compile(checkpoint, target="cpu-native", output=tmp_path / "cpu", **options), threads=2)
+    cpu = Engine(mlcpipe.compile(checkpoint, target=QUICK, output=tmp_path / "cpu", **options), threads=2)
     cpu.load(file)
     on_cpu = cpu.generate(turn, sampling=GREEDY, max_tokens=3, ignore_eos=True)
     assert on_cpu.stats.cached_tokens == 38 and on_cpu.token_ids[0] == expected.token_ids[0]

@@ -16,7 +16,7 @@ from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.server.prefix_store import PrefixStore
-from tests.conftest import TinyLlama, write_llama
+from tests.conftest import QUICK, TinyLlama, write_llama
 from tests.gpu.conftest import Gpu
 
 TOKENS = 5 * 16
@@ -64,7 +64,7 @@ def test_a_saved_prompt_is_not_computed_again(gpu: Gpu, tmp_path: Path) -> None:
         next(iter(long))
         with pytest.raises(ResourceError, match="no room for the prefix"):
             engine.restore_prefix(store.read("a", ""), "another").result()
-    cpu = mlcpipe.compile(checkpoint, target="cpu-native", output=tmp_path / "cpu", **options)
+    cpu = mlcpipe.compile(checkpoint, target=QUICK, output=tmp_path / "cpu", **options)
     with opened(cpu) as engine:
         engine.restore_prefix(store.read("a", "")).result()
         found, cached = answer(engine, prompt)

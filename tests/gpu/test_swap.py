@@ -22,7 +22,7 @@ from mlcpipe.runtime.serving.executor import Executor, UnitBytes
 from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.runtime.serving.open_engine import open_engine
 from mlcpipe.runtime.serving.swap import Swap
-from tests.conftest import TinyLlama, write_llama
+from tests.conftest import QUICK, TinyLlama, write_llama
 from tests.gpu.conftest import Gpu
 from tests.models.stepping import Alone, Steps, prompts
 
@@ -131,7 +131,7 @@ def test_how_much_the_host_keeps(bundle: LoadedBundle, checkpoint: Path, monkeyp
     assert rooms == [(free.nbytes - kv_bytes) // 4, 12345, 0]
     with pytest.raises(ResourceError, match="not enough memory for --swap-bytes"):
         open_engine(bundle, **options, swap_bytes=2 << 30)
-    cpu = mlcpipe.compile(checkpoint, target="cpu-native", output=checkpoint.parent / "cpu", quantization="q0f32")
+    cpu = mlcpipe.compile(checkpoint, target=QUICK, output=checkpoint.parent / "cpu", quantization="q0f32")
     for asked in (None, 0):
         engine = open_engine(load_bundle(cpu, 256, 2), **options, swap_bytes=asked)
         assert engine._core.scheduler.admission.swap is None

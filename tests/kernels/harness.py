@@ -108,13 +108,15 @@ def compile_together(functions: Mapping[str, tirx.PrimFunc]) -> Mapping[str, Any
     return {name: library[names[name]] for name in functions}
 
 
-def link_together(functions: Mapping[str, tirx.PrimFunc], folder: Path) -> tuple[str, dict[str, str]]:
-    """The path of a shared library of functions, compiled like those of `compile_together`, for other processes too.
+def link_together(
+    functions: Mapping[str, tirx.PrimFunc], folder: Path, *, optimized: bool
+) -> tuple[str, dict[str, str]]:
+    """The path of a shared library of functions for other processes too, and the name of each function in it.
 
-    And the name of each function in it.
+    `optimized`: by LLVM, as those of `compile_together` and of users are. It takes three quarters of the time.
     """
     made, library, names = folder / "kernels.o", folder / "kernels.so", first_names(functions)
-    _generate(functions, names).write_to_file(str(made))
+    _generate(functions, names, optimized=optimized).write_to_file(str(made))
     find_linker().run(["-shared", "-fPIC", str(made), "-o", str(library)])
     return str(library), names
 
@@ -125,11 +127,13 @@ def first_names(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, str]:
     return {name: first.setdefault(structural_hash(func), name) for name, func in functions.items()}
 
 
-def _generate(functions: Mapping[str, tirx.PrimFunc], names: Mapping[str, str]) -> Any:
+def _generate(functions: Mapping[str, tirx.PrimFunc], names: Mapping[str, str], *, optimized: bool = True) -> Any:
     mod = tvm.IRModule(
         {name: functions[name].with_attr("global_symbol", name) for name in dict.fromkeys(names.values())}
     )
     target = tvm_target(cpu(), variant())
+    if not optimized:
+        target = tvm.target.Target({**target.export(), "opt-level": 0})
     lowered = pipeline.run(KernelModule(mod, target), pipeline.LLVM)
     return tvm.get_global_func("target.build.llvm")(lowered.mod, target)
 

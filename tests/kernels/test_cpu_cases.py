@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tvm
 
+from tests.conftest import OPTIMIZED
 from tests.kernels.cases.cpu import CASES, library
 from tests.kernels.cases.cpu.int8 import HERE
 from tests.kernels.cases.cpu.matmul import INTEGERS, KEPT, MORE
@@ -21,6 +22,7 @@ from tests.once import Once
 Kernels = Callable[..., Any]
 
 # In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
+# LLVM optimizes kernels as users' are; definitions, which they are compared with, in `make test-optimized` alone.
 FAST_LIBRARIES = (
     "q4f16_1",
     "norm",
@@ -57,7 +59,8 @@ def kernels(once: Once) -> Kernels:
     @cache
     def load(name: str, definitions: bool = False) -> Any:
         def work(folder: Path) -> object:
-            return link_together(functions_of(library(name), definitions=definitions), folder)
+            optimized = OPTIMIZED or not definitions
+            return link_together(functions_of(library(name), definitions=definitions), folder, optimized=optimized)
 
         path, names = once(f"cpu-{name}-{'definitions' if definitions else 'kernels'}", work)
         loaded = tvm.runtime.load_module(path)

@@ -32,7 +32,10 @@ OWN_PAGES = [name for name in CASES if name not in attention.CASES]
 PAGES = list(page_attention.CASES)
 # What the emulated devices run in `make test-full`: one in four of attention and formats, each its own.
 _FORMATS = [*PAGES, *matmul.KEPT, *matmul.INTEGERS]
-LESS_CUDA, LESS_METAL = {*_FORMATS} - {*_FORMATS[1::4]}, {*_FORMATS} - {*_FORMATS[2::4]}
+# Of matmuls each runs half: a scheme with few rows on one of the devices, with many on the other; Vulkan runs all.
+_MATMULS = [*matmul.PLAIN, *matmul.FEW]
+LESS_CUDA = {*_FORMATS, *_MATMULS[1::2]} - {*_FORMATS[1::4]}
+LESS_METAL = {*_FORMATS, *_MATMULS[::2]} - {*_FORMATS[2::4]}
 # Tiles of cooperative matrices: tests/vulkan/test_matrices.py runs those of Vulkan.
 ON_VULKAN, ON_CUDA = ([name for name in names if name not in matmul.SIMD_GROUPS] for names in (CASES, OWN_PAGES))
 # What subgroups of 8 lanes cannot have: octets, and subgroups that share columns.

@@ -17,13 +17,14 @@ from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.cost_model import CostModel
 from mlcpipe.runtime.serving.drafting import Search
 from mlcpipe.runtime.serving.interface import Request
+from tests.conftest import QUICK
 from tests.models import tiny
 
 CASE = next(case for case in tiny.family_cases("llama") if case.variant == "default")
 VOCAB, CONTEXT = 160, 128
 
 
-def compiled(checkpoint: Path, head: Path, bundle: Path, target: str = "cpu-native", **options: Any) -> LoadedBundle:
+def compiled(checkpoint: Path, head: Path, bundle: Path, target: str = QUICK, **options: Any) -> LoadedBundle:
     options = {"quantization": "q0f32", "kv_cache_dtype": "f32", **options}
     made = mlcpipe.compile(checkpoint, target=target, context_length=CONTEXT, draft_head=head, output=bundle, **options)
     return load_bundle(made, CONTEXT, 2)

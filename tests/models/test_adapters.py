@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="the references are transformers mode
 
 import mlcpipe
 from mlcpipe.runtime.loading import load_bundle
+from tests.conftest import QUICK
 from tests.models import tiny
 from tests.models.adapter_batch import ANSWER, CASES, Batch, assert_is_merged, model_of
 from tests.models.adapter_files import config, random_pairs, write_adapter
@@ -42,7 +43,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         if key not in made:
             folder = tmp_path_factory.mktemp(name)
             made[key] = mlcpipe.compile(
-                tiny.write_tiny(case, folder / "checkpoint"), target="cpu-native", quantization=quantization,
+                tiny.write_tiny(case, folder / "checkpoint"), target=QUICK, quantization=quantization,
                 kv_cache_dtype="f32" if quantization == "q0f32" else "auto", adapters=adapters,
                 output=folder / "bundle", context_length=case.context_length,
             )  # fmt: skip

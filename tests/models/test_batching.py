@@ -19,6 +19,7 @@ from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.sequence import ScheduledRequest
+from tests.conftest import QUICK
 from tests.models import tiny
 from tests.models.stepping import Alone, Steps
 
@@ -53,7 +54,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     family, quantization, kv = request.param.rsplit("-", 2)
     case, folder = CASES[family], tmp_path_factory.mktemp(family)
     path = mlcpipe.compile(
-        tiny.write_tiny(case, folder / "checkpoint"), target="cpu-native", quantization=quantization,
+        tiny.write_tiny(case, folder / "checkpoint"), target=QUICK, quantization=quantization,
         kv_cache_dtype=kv, output=folder / "bundle", context_length=case.context_length,
     )  # fmt: skip
     yield Alone.of(load_bundle(Path(path)), LENGTHS, ANSWER)

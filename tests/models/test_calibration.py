@@ -33,6 +33,7 @@ from mlcpipe.support.files import text_hash
 from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import load_target
 from mlcpipe.weights.table import load
+from tests.conftest import QUICK
 from tests.models import tiny, tiny_encoders
 
 FAMILIES = {name: tiny.TinyCase(name, "default") for name in model_types()}
@@ -111,6 +112,7 @@ def quantized(source: Path, output: Path, text: str, **options: Any) -> dict[str
     return dict(open_params(output, None))
 
 
+@pytest.mark.full
 def test_a_text_changes_the_codes_and_only_of_what_is_quantized(source: Path, tmp_path: Path) -> None:
     mlcpipe.convert(source, output=tmp_path / "plain")
     plain = dict(open_params(tmp_path / "plain", None))
@@ -233,9 +235,7 @@ def test_quality_is_not_measured_on_a_text_that_weights_were_fitted_to(source: P
     numbers.write_text(WORDS, encoding="utf-8")
     bits.write_text(WORDS[::-1] + "\n", encoding="utf-8")
     plan = replace(load_recipe("q4f16_1"), text_sha256=text_hash(WORDS[::-1]))
-    bundle = mlcpipe.compile(
-        source, target="cpu-native", quantization=plan, calibration=numbers, output=tmp_path / "bundle"
-    )
+    bundle = mlcpipe.compile(source, target=QUICK, quantization=plan, calibration=numbers, output=tmp_path / "bundle")
     for text in (numbers, bits):
         with pytest.raises(UsageError, match=f"weights were fitted to this text .*{text.name}"):
             measure(QualityOptions(bundle, bundle, text), SilentProgress())

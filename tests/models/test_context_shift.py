@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="the references are transformers mode
 
 import mlcpipe
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
+from tests.conftest import QUICK
 from tests.models import tiny
 
 CASES = {case.id: case for cases in tiny.tiny_checkpoints().values() for case in cases}
@@ -27,7 +28,7 @@ def test_a_shifted_answer_is_that_of_transformers_for_what_is_kept(family: str, 
     """Token by token that of new prompts; logits at the shift are those of transformers."""
     case = CASES[family]
     bundle = mlcpipe.compile(
-        tiny.write_tiny(case, tmp_path / "checkpoint"), target="cpu-native", quantization="q0f32",
+        tiny.write_tiny(case, tmp_path / "checkpoint"), target=QUICK, quantization="q0f32",
         output=tmp_path / "bundle", context_length=CONTEXT,
     )  # fmt: skip
     engine = mlcpipe.Engine(bundle, context_shift=True)

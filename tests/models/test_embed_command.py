@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="tiny models are transformers models"
 
 import mlcpipe
 from mlcpipe.cli import main
+from tests.conftest import QUICK
 from tests.models import tiny_encoders as tiny
 
 
@@ -20,7 +21,7 @@ from tests.models import tiny_encoders as tiny
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("embed")
     _, checkpoint = tiny.write("bert", folder / "checkpoint", "mean", normalize=True, num_hidden_layers=1)
-    return mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=folder / "bundle")
+    return mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=folder / "bundle")
 
 
 def test_texts_of_arguments_and_a_file(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

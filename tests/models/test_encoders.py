@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="the references are transformers mode
 import torch
 
 import mlcpipe
+from tests.conftest import QUICK
 from tests.models import tiny_encoders as tiny
 
 TOLERANCE = 1e-4
@@ -39,7 +40,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     family, pooling, options = request.param
     folder = tmp_path_factory.mktemp(family)
     model, checkpoint = tiny.write(family, folder / "checkpoint", pooling, **options)
-    bundle = mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=folder / "bundle")
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=folder / "bundle")
     return model, pooling, mlcpipe.Embedder(bundle)
 
 
@@ -75,7 +76,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, mlcpipe.Embedde
     prompts = {"prompts": {"query": "the cat, ", "empty": ""}, "default_prompt_name": "query"}
     (checkpoint / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     (checkpoint / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": false}')
-    bundle = mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=folder / "bundle")
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=folder / "bundle")
     return model, mlcpipe.Embedder(bundle)
 
 
@@ -124,7 +125,7 @@ def test_no_texts_have_no_embeddings(bert: tuple[Any, mlcpipe.Embedder]) -> None
 @pytest.mark.full
 def test_scores_are_those_of_transformers(tmp_path: Path) -> None:
     model, checkpoint = tiny.write("bert", tmp_path / "checkpoint", None, num_labels=1)
-    bundle = mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=tmp_path / "bundle")
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
     embedder = mlcpipe.Embedder(bundle)
     documents = ["a cat sat on a mat", "birds sang songs", "rain", "the dog ran far away from home " * 10]
     pairs = [embedder.tokenizer.library.encode("who sat?", one) for one in documents]
@@ -141,7 +142,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_eight_bits_embed_nearly_alike(tmp_path: Path) -> None:
     model, checkpoint = tiny.write("bert", tmp_path / "checkpoint", "mean", normalize=True, hidden_size=128)
-    bundle = mlcpipe.compile(checkpoint, target="cpu-native", quantization="q8f16_1", output=tmp_path / "bundle")
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q8f16_1", output=tmp_path / "bundle")
     texts = tiny.random_ids(LENGTHS)
     expected = np.stack([tiny.hidden_states(model, ids).mean(0) for ids in texts])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
@@ -196,7 +197,7 @@ def test_hostile_files_are_refused(plain: Path, tmp_path: Path, name: str, conte
     (plain / name).write_text(content)
     try:
         with pytest.raises(mlcpipe.MlcpipeError, match=message):
-            mlcpipe.compile(plain, target="cpu-native", quantization="q0f32", output=tmp_path / "bundle")
+            mlcpipe.compile(plain, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
     finally:
         (plain / name).unlink() if kept is None else (plain / name).write_text(kept)
     assert not (tmp_path / "bundle").exists()
@@ -221,6 +222,6 @@ def test_fields_that_change_the_result_are_refused(
     (plain / "config.json").write_text(json.dumps({**config, **fields}))
     try:
         with pytest.raises(mlcpipe.MlcpipeError, match=message):
-            mlcpipe.compile(plain, target="cpu-native", quantization="q0f32", output=tmp_path / "bundle")
+            mlcpipe.compile(plain, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
     finally:
         (plain / "config.json").write_text(json.dumps(config))

@@ -25,7 +25,7 @@ from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.targets import load_target
-from tests.conftest import EXACT
+from tests.conftest import EXACT, QUICK
 from tests.models import kept, tiny
 from tests.models.variants import VARIANTS
 from tests.unit.checkpoint.gguf_files import write_gguf
@@ -121,7 +121,7 @@ def test_logits_are_those_of_the_dequantized_checkpoint(model_type: str, tmp_pat
     tokens = tiny.prompt_tokens(case, 20)
     logits = []
     for checkpoint, bundle in ((folder, tmp_path / "expected"), (file, tmp_path / "found")):
-        mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=bundle)
+        mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=bundle)
         logits.append(mlcpipe.Engine(bundle).logits(tokens))
     # The same weights and kernels; Gemma's norms alone are rounded.
     np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-4 if model_type == "gemma2" else 0)

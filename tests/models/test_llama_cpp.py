@@ -18,7 +18,7 @@ from mlcpipe.checkpoint.gguf.header import read_header
 from mlcpipe.quality.measure import QualityOptions, measure
 from mlcpipe.support.progress import SilentProgress
 from mlcpipe.support.resources import demo_model_path
-from tests.conftest import exact_target
+from tests.conftest import QUICK, exact_target
 from tests.unit.checkpoint.gguf_files import write_gguf
 
 pytestmark = pytest.mark.everything
@@ -77,8 +77,8 @@ def test_greedy_tokens_and_divergence(kind: str, llama_cpp: Any, exact: Path, tm
     file = quantize(llama_cpp, exact, kind, tmp_path / "model.gguf")
     plain, rounded, reference = (tmp_path / name for name in ("plain", "rounded", "reference"))
     mlcpipe.compile(file, target=exact_target(tmp_path), kv_cache_dtype="f32", output=plain)
-    mlcpipe.compile(file, target="cpu-native", kv_cache_dtype="f32", output=rounded)
-    mlcpipe.compile(exact, target="cpu-native", quantization="q0f32", kv_cache_dtype="f32", output=reference)
+    mlcpipe.compile(file, target=QUICK, kv_cache_dtype="f32", output=rounded)
+    mlcpipe.compile(exact, target=QUICK, quantization="q0f32", kv_cache_dtype="f32", output=reference)
     engine = mlcpipe.Engine(plain)
     prompt = engine.tokenizer.encode("A compiler for language models ")
     model = llama_cpp.Llama(str(file), n_ctx=512, n_threads=2, verbose=False)

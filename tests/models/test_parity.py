@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="the references are computed by torch")
 pytest.importorskip("transformers", reason="the references are transformers models")
 
 import mlcpipe
+from tests.conftest import QUICK
 from tests.models import tiny
 
 CASES = [case for cases in tiny.tiny_checkpoints().values() for case in cases]
@@ -40,7 +41,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(case.id)
     bundle = mlcpipe.compile(
         tiny.write_tiny(case, folder / "checkpoint"),
-        target="cpu-native",
+        target=QUICK,
         quantization="q0f32",
         output=folder / "bundle",
         context_length=case.context_length,

@@ -24,6 +24,7 @@ from mlcpipe.quality.measure import QualityOptions, measure
 from mlcpipe.support.defaults import DISTILL_RECIPE
 from mlcpipe.support.files import text_hash
 from mlcpipe.support.progress import SilentProgress
+from tests.conftest import QUICK
 from tests.models import tiny
 
 pytestmark = pytest.mark.full
@@ -88,9 +89,9 @@ def with_spare_layer(layer: Any, i: int) -> None:
 
 
 SPARE = {"heads": with_spare_head, "width": with_spare_columns, "layers": with_spare_layer}
-QUICK = [("llama", "heads"), ("llama", "layers")]
+FEW = [("llama", "heads"), ("llama", "layers")]
 CASES = [
-    pytest.param(family, method, marks=[] if (family, method) in QUICK else pytest.mark.everything)
+    pytest.param(family, method, marks=[] if (family, method) in FEW else pytest.mark.everything)
     for family in FAMILIES
     for method in SPARE
 ]
@@ -109,7 +110,7 @@ def test_what_is_spare_goes_and_nothing_is_lost(family: str, method: str, text: 
 def test_the_engine_computes_what_transformers_does(method: str, text: Path, tmp_path: Path) -> None:
     folder = written("qwen3", tmp_path / "original")
     made = prune(folder, method=method, output=tmp_path / "pruned", keep=KEEP[method], calibration=text)
-    bundle = mlcpipe.compile(made.output, target="cpu-native", quantization="q0f32", output=tmp_path / "bundle")
+    bundle = mlcpipe.compile(made.output, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
     expected = logits_of(made.output)
     assert np.abs(expected - logits_of(folder)).max() > 0.01
     np.testing.assert_allclose(mlcpipe.Engine(bundle).logits(IDS), expected, rtol=0, atol=1e-4)
@@ -143,7 +144,7 @@ def test_quality_is_not_measured_on_a_text_that_pruned_the_bundle_or_its_referen
     """Whatever compiled it, and whichever of the two was pruned."""
     folders = {"pruned": sparse.output, "original": sparse.original}
     pruned, original = (
-        mlcpipe.compile(folder, target="cpu-native", quantization="q0f32", output=tmp_path / name)
+        mlcpipe.compile(folder, target=QUICK, quantization="q0f32", output=tmp_path / name)
         for name, folder in folders.items()
     )
     for bundle, reference, whose in ((pruned, original, "bundle"), (original, pruned, "reference")):

@@ -9,6 +9,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe.runtime.engine import Engine
+from tests.conftest import QUICK
 from tests.models import tiny
 
 CASES = {case.id: case for cases in tiny.tiny_checkpoints().values() for case in cases}
@@ -27,7 +28,7 @@ def test_errors_of_q4_are_those_of_its_steps(name: str, tmp_path: Path) -> None:
     checkpoint, rows = tiny.write_tiny(CASES[name], tmp_path / "checkpoint"), {}
     for dtype in ("f32", "q8", "q4"):
         options = {"quantization": "q0f32", "kv_cache_dtype": dtype, "context_length": CASES[name].context_length}
-        engine = Engine(mlcpipe.compile(checkpoint, target="cpu-native", output=tmp_path / dtype, **options), threads=1)
+        engine = Engine(mlcpipe.compile(checkpoint, target=QUICK, output=tmp_path / dtype, **options), threads=1)
         tokens = tiny.prompt_tokens(CASES[name], 60)
         rows[dtype] = engine.logits(tokens)
         steps = engine.logits_stepwise(tokens, prefill_tokens=30)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mlcpipe
+from tests.conftest import QUICK
 from tests.models import tiny_encoders as tiny
 
 pytestmark = pytest.mark.everything
@@ -31,7 +32,7 @@ def sentence_transformers() -> Any:
 def bundle_of(folder: Path, *given: Any, **options: Any) -> tuple[Path, Path]:
     """A tiny checkpoint, and its bundle in float32."""
     _, checkpoint = tiny.write(given[0], folder / "checkpoint", *given[1:], **options)
-    options = {"target": "cpu-native", "quantization": "q0f32", "output": folder / "bundle"}
+    options = {"target": QUICK, "quantization": "q0f32", "output": folder / "bundle"}
     return checkpoint, mlcpipe.compile(checkpoint, **options)
 
 

@@ -24,6 +24,7 @@ from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.open_engine import open_engine
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
+from tests.conftest import QUICK
 from tests.models import tiny
 from tests.models.stepping import Steps
 
@@ -33,7 +34,7 @@ LAST_BORDER = (PROMPT - 1) // 16 * 16
 LONG_CHUNKS = Limits(256, prefill_chunk=128, sequences=16)
 
 
-@pytest.fixture(scope="module", params=["cpu-native", pytest.param("vulkan", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[pytest.param(QUICK, id="cpu"), pytest.param("vulkan", marks=pytest.mark.full)])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "vulkan":
         request.getfixturevalue("gpu")
@@ -164,7 +165,7 @@ def test_a_model_without_attention_is_served(tmp_path: Path) -> None:
     """All it keeps is in slots."""
     case = tiny.TinyCase("lfm2", "default", {"layer_types": ["conv"] * 3})
     path = mlcpipe.compile(
-        tiny.write_tiny(case, tmp_path / "checkpoint", seed=0), target="cpu-native", quantization="q0f32",
+        tiny.write_tiny(case, tmp_path / "checkpoint", seed=0), target=QUICK, quantization="q0f32",
         output=tmp_path / "bundle", context_length=128,
     )  # fmt: skip
     greedy, options = SamplingParams(temperature=0.0), {"max_queue": 4, "sequences": 2, "step_s": 0.1}

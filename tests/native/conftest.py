@@ -12,7 +12,7 @@ import pytest
 
 from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.host.cpu_features import architecture
-from tests.conftest import DEMO, Bundles, private_cache
+from tests.conftest import DEMO, UNOPTIMIZED, Bundles, private_cache
 from tests.native.cxx import Build, Cxx, find_cxx
 from tests.native.engine import Runtime
 from tests.once import Once, shared_work
@@ -107,9 +107,11 @@ def sdk_bundles(tiny_bundles: Bundles, tmp_path_factory: pytest.TempPathFactory)
     if find_zig() is None or target is None:
         pytest.skip("static libraries need ziglang")
     folder = tmp_path_factory.mktemp("bundles")
+    unoptimized = folder / f"{target}.toml"
+    unoptimized.write_text(f'base = "{target}"\n{UNOPTIMIZED}', encoding="utf-8")
     models = {"chat": DEMO, "tiny-model": tiny_bundles.checkpoint}
     return [
-        mlcpipe.compile(source, target=target, quantization="q4f16_1", output=folder / name)
+        mlcpipe.compile(source, target=str(unoptimized), quantization="q4f16_1", output=folder / name)
         for name, source in models.items()
     ]
 

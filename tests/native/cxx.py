@@ -19,9 +19,10 @@ from tests.once import Once
 ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "mlcpipe" / "native" / "runtime"
 FLAGS = (
-    "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-D_GLIBCXX_ASSERTIONS", f"-I{RUNTIME}",
+    "-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-D_GLIBCXX_ASSERTIONS", f"-I{RUNTIME}",
 )  # fmt: skip
-SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# Sanitizers see at least as much of code that is not optimized, which compiles in half the time.
+SANITIZED = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FUZZED = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")
 
 Build = Callable[..., ctypes.CDLL]

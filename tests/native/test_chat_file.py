@@ -18,7 +18,7 @@ import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
 from tests.chat_files import CHAT, DIGEST, HEADER, HEADERS, by_hand, changed, hollow, sealed
-from tests.conftest import Bundles, TinyLlama, write_llama
+from tests.conftest import QUICK, Bundles, TinyLlama, write_llama
 from tests.faults import points, struck
 from tests.native.engine import CANCELLED, RESOURCE, USAGE, NativeEngine, NativeError, Runtime
 
@@ -49,7 +49,7 @@ def test_both_runtimes_write_the_same_and_go_on(
 ) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(head_dim=32))
     bundle = mlcpipe.compile(
-        checkpoint, target="cpu-native", quantization="q0f32", kv_cache_dtype=kv_cache_dtype, output=tmp_path / "bundle"
+        checkpoint, target=QUICK, quantization="q0f32", kv_cache_dtype=kv_cache_dtype, output=tmp_path / "bundle"
     )
     engine, native = Engine(bundle, threads=2), runtime.open(copy_of(bundle), threads=2)
     engine.generate(prompt(200, 272), max_tokens=1, ignore_eos=True)  # what is left of it is not saved

@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="the tiny checkpoints are transformer
 import mlcpipe
 from mlcpipe import SamplingParams
 from mlcpipe.bundle.memory import many_sequences
+from tests.conftest import QUICK
 from tests.models import tiny
 from tests.native.engine import NativeEngine, Runtime
 
@@ -35,7 +36,7 @@ CASES = [
 def test_a_family_computes_the_same(case: tiny.TinyCase, runtime: Runtime, tmp_path: Path) -> None:
     """The tokens cross the length where RoPE changes in the cases that have one; the second prompt is shorter again."""
     bundle = mlcpipe.compile(
-        tiny.write_tiny(case, tmp_path / "checkpoint"), target="cpu-native", quantization="q0f32",
+        tiny.write_tiny(case, tmp_path / "checkpoint"), target=QUICK, quantization="q0f32",
         output=tmp_path / "bundle", context_length=case.context_length,
     )  # fmt: skip
     copy = Path(shutil.copytree(bundle, tmp_path / "copy"))

@@ -21,7 +21,7 @@ pytest.importorskip("torch", reason="the checkpoints are written by torch")
 import mlcpipe
 from mlcpipe.bundle import read_manifest
 from mlcpipe.compiler.link import find_zig
-from tests.conftest import TinyLlama, write_llama
+from tests.conftest import QUICK, TinyLlama, write_llama
 from tests.emulator import cases
 from tests.emulator.process import ROOT
 from tests.metal import emulation
@@ -153,7 +153,7 @@ def test_what_runs_elsewhere(
     """`auto` takes the CPU, which is faster than its emulation; a runtime without Metal says what it lacks."""
     bundle = copy_of(python["bundle"])
     assert metal.open(bundle, device="auto").device == "metal"
-    cpu = mlcpipe.compile(checkpoint, target="cpu-native", quantization=SCHEME, output=tmp_path / "cpu")
+    cpu = mlcpipe.compile(checkpoint, target=QUICK, quantization=SCHEME, output=tmp_path / "cpu")
     engine = metal.open(copy_of(cpu), device="auto", gpu_path=bundle, cache=tmp_path / "cache")
     assert engine.device == "cpu"
     (choice,) = (tmp_path / "cache").glob("faster-*")

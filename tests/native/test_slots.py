@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="the checkpoint is a transformers mod
 
 import mlcpipe
 from mlcpipe import SamplingParams
+from tests.conftest import QUICK
 from tests.models import tiny
 from tests.native.engine import CANCELLED, NativeEngine, NativeError, Runtime
 
@@ -33,7 +34,7 @@ Open = Callable[..., NativeEngine]
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slots")
     return mlcpipe.compile(
-        tiny.write_tiny(request.param, folder / "checkpoint"), target="cpu-native", quantization="q0f32",
+        tiny.write_tiny(request.param, folder / "checkpoint"), target=QUICK, quantization="q0f32",
         output=folder / "bundle", context_length=256,
     )  # fmt: skip
 

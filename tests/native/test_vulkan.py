@@ -20,7 +20,7 @@ import pytest
 import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.bundle import read_manifest
-from tests.conftest import TinyLlama, write_llama
+from tests.conftest import QUICK, TinyLlama, write_llama
 from tests.native.conftest import private_cache
 from tests.native.engine import CANCELLED, RESOURCE, TARGET, USAGE, Answer, NativeEngine, NativeError, Runtime
 from tests.native.prompts import GREEDY, SETTINGS, prompt
@@ -127,7 +127,7 @@ def test_a_saved_chat_goes_on(kv_cache_dtype: str, vulkan_runtime: Runtime, copy
     assert native.restore(tmp_path / "python") == CHAT
     restored = native.generate(turn, max_tokens=20)
     assert (restored.tokens, restored.cached_tokens) == (goes_on.tokens, 38)
-    cpu = mlcpipe.compile(checkpoint, target="cpu-native", output=tmp_path / "cpu", **options)
+    cpu = mlcpipe.compile(checkpoint, target=QUICK, output=tmp_path / "cpu", **options)
     on_cpu = vulkan_runtime.open(copy_of(cpu), threads=2)
     assert (on_cpu.device, on_cpu.restore(tmp_path / "native")) == ("cpu", CHAT)
     assert on_cpu.generate(turn, max_tokens=1).tokens == goes_on.tokens[:1]

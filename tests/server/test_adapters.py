@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the adapters are written with the shapes of
 transformers = pytest.importorskip("transformers", reason="the adapters are written for a transformers model")
 
 import mlcpipe
-from tests.conftest import DEMO
+from tests.conftest import DEMO, QUICK
 from tests.models.adapter_files import config, random_pairs, write_adapter
 from tests.server.conftest import Running, running_server
 
@@ -30,7 +30,7 @@ RANKS = {"first": 8, "second": 16, "third": 40}
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("adapted") / "bundle"
-    return mlcpipe.compile(DEMO, target="cpu-native", output=output, adapters=True)
+    return mlcpipe.compile(DEMO, target=QUICK, output=output, adapters=True)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers", reason="tiny models are trans
 pytestmark = pytest.mark.everything
 
 import mlcpipe
-from tests.conftest import DEMO
+from tests.conftest import DEMO, QUICK
 from tests.models import tiny_encoders as tiny
 from tests.models.adapter_files import config, random_pairs, write_adapter
 from tests.server.conftest import Running, running_server
@@ -53,7 +53,7 @@ def kind(number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mlcpipe.compile(DEMO, target="cpu-native", output=tmp_path_factory.mktemp("model") / "m", adapters=True)
+    return mlcpipe.compile(DEMO, target=QUICK, output=tmp_path_factory.mktemp("model") / "m", adapters=True)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def texts(answer: httpx2.Response) -> list[str]:
 def busy(bundle: Path, options: list[object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("busy")
     _, checkpoint = tiny.write("bert", folder / "checkpoint", "mean", normalize=True, num_hidden_layers=2)
-    encoder = mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=folder / "encoder")
+    encoder = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=folder / "encoder")
     own = (
         "--draft-model",
         bundle,

@@ -18,6 +18,7 @@ pytest.importorskip("transformers", reason="tiny models are transformers models"
 
 import mlcpipe
 from mlcpipe.errors import UsageError
+from tests.conftest import QUICK
 from tests.models import tiny_encoders as tiny
 from tests.server.conftest import Running, running_server
 
@@ -27,7 +28,7 @@ TEXTS = ["a cat sat on a mat", "rain", "birds sang songs, the dog ran far away f
 def bundle(folder: Path, **options: Any) -> Path:
     pooling = None if "num_labels" in options else "mean"
     _, checkpoint = tiny.write("bert", folder / "checkpoint", pooling, normalize=True, num_hidden_layers=2, **options)
-    return mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=folder / "bundle")
+    return mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=folder / "bundle")
 
 
 @pytest.fixture(scope="module")

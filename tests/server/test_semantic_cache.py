@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason="tiny models are trans
 pytestmark = pytest.mark.full
 
 import mlcpipe
-from tests.conftest import DEMO
+from tests.conftest import DEMO, QUICK
 from tests.models import tiny_encoders as tiny
 from tests.models.adapter_files import config, random_pairs, write_adapter
 from tests.server.conftest import Running, running_server
@@ -27,11 +27,11 @@ ASKED, SIMILAR, OTHER = "What is mlcpipe?", "what is mlcpipe", "birds sang songs
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("encoder")
     _, checkpoint = tiny.write("bert", folder / "checkpoint", "mean", normalize=True, num_hidden_layers=2)
-    encoder = mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=folder / "bundle")
+    encoder = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=folder / "bundle")
     asked, similar, other = mlcpipe.Embedder(encoder).embed([ASKED, SIMILAR, OTHER])
     low, high = float(asked @ other), float(asked @ similar)
     assert low < high
-    model = mlcpipe.compile(DEMO, target="cpu-native", output=folder / "model", adapters=True)
+    model = mlcpipe.compile(DEMO, target=QUICK, output=folder / "model", adapters=True)
     options = ("--semantic-cache", encoder, "--semantic-threshold", (low + high) / 2, "--semantic-entries", 4)
     keys = ("--api-key", "one", "--api-key", "two", "--adapter-ranks", 16)
     with running_server(model, *options, *keys, "--threads", 2) as running:

@@ -1,10 +1,11 @@
-"""The ledger of CPU time: what outgrows it fails a run, and what was written fits."""
+"""The ledger of CPU time: a run warns of what outgrew it and fails where asked, and what was written fits."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -32,14 +33,44 @@ def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_outgrows_it_is_named(seconds: dict[str, float], grown: list[str], times: Path) -> None:
-    assert [line.split(", ")[1].split(":")[0] for line in ledger.check("fast", seconds, times)] == grown
+    assert [line.split(", ")[1].split(":")[0] for line in ledger.compare("fast", seconds, times)] == grown
 
 
 def test_a_run_is_written_where_asked(times: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCPIPE_TEST_TIMES", "write")
-    assert ledger.check("full", {"tests/b.py": 400.4, "tests/c.py": 9.9, ledger.SHARED: 90.0}, times) == []
+    assert ledger.compare("full", {"tests/b.py": 400.4, "tests/c.py": 9.9, ledger.SHARED: 90.0}, times) == []
     found = json.loads(times.read_text())
     assert found == {**WRITTEN, "full": {"all of it": 500, ledger.SHARED: 90, "tests/b.py": 400}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds", "status", "said"),
+    [(None, 9999.0, 0, "yellow"), ("check", 9999.0, 1, "red"), ("check", 1.0, 0, ""), (None, 1.0, 0, "")],
+)
+def test_only_a_run_that_checks_times_fails(
+    asked: str | None, seconds: float, status: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLCPIPE_TEST_TOOLS", raising=False)
+    monkeypatch.delenv("MLCPIPE_TEST_TIMES", raising=False)
+    if asked:
+        monkeypatch.setenv("MLCPIPE_TEST_TIMES", asked)
+    lines: list[str] = []
+    reports = [SimpleNamespace(nodeid="tests/a.py::t", user_properties=[("cpu_s", seconds)])]
+    reporter = SimpleNamespace(
+        stats={"passed": reports},
+        write_line=lambda text, **colors: lines.append(next(name for name, used in colors.items() if used)),
+    )
+    plugins = SimpleNamespace(get_plugin=lambda name: reporter)
+    config = SimpleNamespace(pluginmanager=plugins, option=SimpleNamespace(markexpr=tiers.FAST))
+    session = SimpleNamespace(config=config, exitstatus=0)
+    tiers.pytest_sessionfinish(cast(pytest.Session, session))
+    assert (session.exitstatus, "".join(lines)) == (status, said)
+
+
+def test_another_word_for_times_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCPIPE_TEST_TIMES", "1")
+    with pytest.raises(pytest.UsageError, match="expected check or write; found 1"):
+        ledger.mode()
 
 
 def test_shared_work_belongs_to_no_file() -> None:

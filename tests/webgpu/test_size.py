@@ -11,7 +11,10 @@ import mlcpipe
 from tests.conftest import DEMO
 from tests.webgpu import dawn
 
-pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
+pytestmark = [
+    pytest.mark.everything,  # emcc optimizes a minute long
+    pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs"),
+]
 
 
 def test_the_released_library_is_small_and_runs(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from mlcpipe.compiler.link import find_linker
 from mlcpipe.errors import CompileError
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
-from tests.conftest import DEMO, Bundles
+from tests.conftest import DEMO, QUICK, Bundles
 from tests.native.android.answers import QUESTIONS, conversation
 from tests.native.android.conftest import Scenario
 
@@ -82,7 +82,7 @@ def test_an_app_answers_with_it(project: Path, scenario: Scenario, tmp_path: Pat
     """With the data that phones have too."""
     data, code = project / "models/chat/model.mlcp", project / "jniLibs/x86_64/libmodel_chat.so"
     said = scenario("conversation", data, code, *QUESTIONS)
-    same = mlcpipe.compile(DEMO, target="cpu-native", kv_cache_dtype="q8", output=tmp_path / "same")
+    same = mlcpipe.compile(DEMO, target=QUICK, kv_cache_dtype="q8", output=tmp_path / "same")
     assert [(s["prompt"], s["text"], s["tokens"][2]) for s in said] == conversation(Engine(same))
 
 

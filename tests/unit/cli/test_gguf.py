@@ -11,6 +11,7 @@ gguf = pytest.importorskip("gguf", reason="the files are written by the gguf pac
 
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.support.resources import demo_model_path
+from tests.conftest import QUICK
 from tests.unit.checkpoint.gguf_files import write_gguf
 from tests.unit.cli.conftest import Run
 
@@ -43,7 +44,7 @@ def test_browsers_get_the_formats_of_the_file(mlcpipe_run: Run, quantized: Path,
 
 @pytest.mark.full
 def test_quantized_weights_are_kept(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:
-    done = mlcpipe_run("compile", quantized, "-o", tmp_path / "out", "--target", "cpu-native")
+    done = mlcpipe_run("compile", quantized, "-o", tmp_path / "out", "--target", QUICK)
     assert done.returncode == 0 and "second time" not in done.stderr, done.stderr
     shown = mlcpipe_run("inspect", tmp_path / "out").stdout
     assert "keep" in shown and "Q8_0" in shown
@@ -58,7 +59,7 @@ def test_kernels_of_kept_weights_are_tuned(mlcpipe_run: Run, quantized: Path, tm
     first = json.loads(done.stdout)["kernels"][0]
     assert first["bucket"] == "gemv" and first["default_us"] > 0 and first["trials"] >= 1
     bundle = tmp_path / "out"
-    assert mlcpipe_run("compile", quantized, "-o", bundle, "--target", "cpu-native").returncode == 0
+    assert mlcpipe_run("compile", quantized, "-o", bundle, "--target", QUICK).returncode == 0
     done = mlcpipe_run("tune", bundle)
     assert done.returncode == 2 and "kernels of kept weights are tuned from their GGUF file" in done.stderr
 

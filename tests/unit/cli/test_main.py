@@ -128,11 +128,15 @@ def test_a_wheel_says_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ["package", "bundle", "-o", "site", "--app", "toaster"],
     ],
 )
-def test_mistakes_are_one_line(mlcpipe_run: Run, tmp_path: Path, arguments: list[str]) -> None:
-    done = mlcpipe_run(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    assert done.stdout == ""
+def test_mistakes_are_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.devnull, encoding="utf-8") as empty:
+        monkeypatch.setattr("sys.stdin", empty)
+        assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+    assert out == ""
 
 
 @pytest.mark.parametrize(("verb", "meant"), [("run", "chat"), ("ls", "list"), ("servr", "serve"), ("show", "inspect")])

@@ -44,12 +44,13 @@ def test_a_table_a_manifest_and_an_exit_code(mlcpipe_run: Run, tiny_bundles: Bun
     ids=["malformed", "unknown", "tokens", "text"],
 )
 def test_bad_input_is_one_line(
-    mlcpipe_run: Run, tiny_bundles: Bundles, bundle: Path, options: tuple[str, str], words: str
+    capsys: pytest.CaptureFixture[str], tiny_bundles: Bundles, bundle: Path, options: tuple[str, str], words: str
 ) -> None:
     before = (bundle / "mlcpipe.json").read_bytes()
-    done = mlcpipe_run("quality", bundle, "--reference", tiny_bundles["q0f32"], *options)
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 2 and len(errors) == 1 and words in errors[0] and done.stdout == ""
+    assert main(["quality", str(bundle), "--reference", str(tiny_bundles["q0f32"]), *options]) == 2
+    out, err = capsys.readouterr()
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and words in errors[0] and out == ""
     assert (bundle / "mlcpipe.json").read_bytes() == before
 
 
@@ -99,13 +100,16 @@ def test_require_fails_the_build(
     ids=["text", "tokens", "tokens-alone", "text-alone"],
 )
 def test_what_a_build_cannot_measure_is_said_before_it(
-    mlcpipe_run: Run, tiny_bundles: Bundles, tmp_path: Path, options: tuple[str, ...], words: str
+    capsys: pytest.CaptureFixture[str], tiny_bundles: Bundles, tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
-    done = mlcpipe_run("compile", tiny_bundles.checkpoint, "--target", QUICK, "-o", tmp_path / "out", *options)
-    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    command = ["compile", str(tiny_bundles.checkpoint), "--target", QUICK, "-o", str(tmp_path / "out")]
+    assert main([*command, *options]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1, err
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_other_machines_bundles_cannot_be_measured(mlcpipe_run: Run, tiny_bundles: Bundles, tmp_path: Path) -> None:
     options = ["-o", tmp_path / "out", "--require", "kld<=1"]
     for target in ("webgpu", "riscv64-linux"):

@@ -9,7 +9,7 @@ import pytest
 
 from mlcpipe import cli
 from mlcpipe.bundle import read_manifest
-from tests.conftest import TinyLlama, write_llama
+from tests.conftest import QUICK, TinyLlama, write_llama
 from tests.unit.cli.conftest import Run
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -32,7 +32,7 @@ def test_a_recipe_is_written_edited_and_compiled(mlcpipe_run: Run, checkpoint: P
     text = recipe.read_text()
     assert f'"{EMBEDDING}" = "Q6_K"' in text and text.count("Q4_K") == 7
     recipe.write_text(text.replace('v_proj.weight" = "Q4_K"', 'v_proj.weight" = "q8f16_1"'))
-    made = mlcpipe_run("compile", checkpoint, "--quantization", recipe, "--target", "cpu-native", "-o", tmp_path / "b")
+    made = mlcpipe_run("compile", checkpoint, "--quantization", recipe, "--target", QUICK, "-o", tmp_path / "b")
     assert made.returncode == 0, made.stderr
     manifest = read_manifest(tmp_path / "b")
     schemes = {param.name.rpartition(".")[0].rpartition(".")[2]: param.scheme for param in manifest.params}
@@ -50,7 +50,7 @@ def test_bits_are_spent_without_a_text(mlcpipe_run: Run, checkpoint: Path, tmp_p
     sizes = [(one["nbytes"], one["bits"], one["shape"]) for one in shown["matrices"]]
     numbers = sum(8 * nbytes / bits for nbytes, bits, _ in sizes)
     assert 4.5 < 8 * sum(nbytes for nbytes, *_ in sizes) / numbers <= 5 and "guessed" in shown["how"]
-    made = mlcpipe_run("compile", checkpoint, *arguments, "--target", "cpu-native", "-o", tmp_path / "b", "--json")
+    made = mlcpipe_run("compile", checkpoint, *arguments, "--target", QUICK, "-o", tmp_path / "b", "--json")
     assert made.returncode == 0 and json.loads(made.stdout)["bits_per_weight"] <= 5, made.stderr
     assert "guessed: no text was given" in made.stderr
 

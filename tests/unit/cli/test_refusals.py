@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mlcpipe.cli import main
 from tests.conftest import Bundles
 
 if sys.platform != "linux":
@@ -89,6 +91,7 @@ def test_homes_of_nobody(program: Program, demo_bundles: Bundles) -> None:
 @pytest.mark.parametrize(
     "verb", ["inspect", "chat -p hi", "compile -o out", "package -o out", "convert -o out", "bench"]
 )
+@pytest.mark.fast_cases("inspect", "chat -p hi")
 def test_folders_that_may_not_be_read(program: Program, tmp_path: Path, verb: str) -> None:
     (tmp_path / "locked").mkdir(mode=0)
     name, *rest = verb.split()
@@ -107,11 +110,16 @@ def test_a_cache_that_may_not_be_read(program: Program, tmp_path: Path, demo_bun
 
 
 @pytest.mark.parametrize("verb", ["inspect", "chat -p hi", "compile -o out", "package -o out", "bench"])
-def test_a_question_in_the_place_of_the_model(program: Program, verb: str) -> None:
+def test_a_question_in_the_place_of_the_model(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, *rest = verb.split()
-    done = program(name, "why is the sky blue " * 20, *rest)
-    one_line(done, "name too long", "--prompt")
-    assert len(done.stderr) < 300
+    with open(os.devnull, encoding="utf-8") as empty:
+        monkeypatch.setattr("sys.stdin", empty)
+        code = main([name, "why is the sky blue " * 20, *rest])
+    out, err = capsys.readouterr()
+    one_line(subprocess.CompletedProcess([], code, out, err), "name too long", "--prompt")
+    assert len(err) < 300
 
 
 def shell(line: str) -> tuple[str, ...]:
@@ -138,6 +146,7 @@ def test_a_closed_stderr(program: Program) -> None:
     assert done.returncode == 2 and done.stdout == done.stderr == ""
 
 
+@pytest.mark.fast_cases("psutil")
 @pytest.mark.parametrize("module", ["typer", "filelock", "rich", "psutil"])
 def test_ctrl_c_while_packages_are_imported(cli_environment: dict[str, str], tmp_path: Path, module: str) -> None:
     interrupt = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"

@@ -18,7 +18,7 @@ else:
 pytest.importorskip("fastapi")
 
 from mlcpipe.bundle import read_manifest
-from mlcpipe.cli import serve_replicas
+from mlcpipe.cli import main, serve_replicas
 from mlcpipe.cli.serve import _name_of
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.interface import EngineStats
@@ -47,13 +47,13 @@ ROOT = Path(__file__).parents[3]
     ],
     ids=["model", "port", "host", "queue", "dots", "key", "name"],
 )
-def test_mistakes_are_one_line(mlcpipe_run: Run, arguments: tuple[object, ...], words: str) -> None:
+def test_mistakes_are_one_line(arguments: tuple[object, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = mlcpipe_run("serve", *(port if one == "TAKEN" else one for one in arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert words in done.stderr
+        assert main(["serve", *(str(port if one == "TAKEN" else one) for one in arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert words in err
 
 
 @pytest.mark.full

@@ -119,6 +119,7 @@ def test_a_resized_terminal(cli_environment: dict[str, str], tmp_path: Path) -> 
         child.expect("stopped")
 
 
+@pytest.mark.full
 def test_ctrl_c_stops_an_answer_of_the_real_engine(cli_environment: dict[str, str], tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "endless", TinyLlama(positions=50_000, config={"eos_token_id": None}))
     (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))

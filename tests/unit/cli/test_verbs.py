@@ -20,7 +20,7 @@ from tests.unit.cli.conftest import Run
 def bundle(mlcpipe_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model, compiled."""
     path = tmp_path_factory.mktemp("bundles") / "demo"
-    done = mlcpipe_run("compile", demo_model_path(), "-o", path, "--json", "--target", QUICK)
+    done = mlcpipe_run("compile", demo_model_path(), "-o", path, "--json", "--target", "cpu-native")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["bundle"] == str(path) and report["bytes"] > 0
@@ -44,13 +44,14 @@ def test_compile_shows_what_came_out(mlcpipe_run: Run, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     path.mkdir()
     (path / "mlcpipe.json").write_text("an older bundle")
-    options = ["--target", "cpu-native", "--quantization", "q8f32_1", "--context", "256", "--overwrite"]
+    options = ["--target", QUICK, "--quantization", "q8f32_1", "--context", "256", "--overwrite"]
     done = mlcpipe_run("compile", demo_model_path(), "-o", path, *options)
     assert done.returncode == 0, done.stderr
     for words in ("bits per weight", "KV cache", "for all 256", "workspace", f"mlcpipe chat {path}"):
         assert words in done.stdout
 
 
+@pytest.mark.full
 def test_convert(mlcpipe_run: Run, tmp_path: Path) -> None:
     done = mlcpipe_run("convert", demo_model_path(), "-o", tmp_path / "weights", "--quantization", "q8f16_1")
     assert done.returncode == 0 and "q8f16_1" in done.stdout
@@ -83,6 +84,7 @@ def test_inspect(mlcpipe_run: Run, bundle: Path) -> None:
     assert "model.layers.0.self_attn.q_proj.weight" in params
 
 
+@pytest.mark.full
 def test_inspect_does_not_pass_on_control_sequences(mlcpipe_run: Run, bundle: Path, tmp_path: Path) -> None:
     manifest = json.loads((bundle / "mlcpipe.json").read_text(encoding="utf-8"))
     manifest["kernels"][0]["reason"] = "\x1b]0;title\x07[bold]evil[/]"
@@ -104,6 +106,7 @@ def test_chat_once(mlcpipe_run: Run, bundle: Path) -> None:
     assert quiet.stdout == done.stdout and quiet.stderr == ""
 
 
+@pytest.mark.full
 def test_chat_json_and_stdin(mlcpipe_run: Run, bundle: Path) -> None:
     common = ["chat", bundle, "--max-tokens", "8", "--json"]  # generation_config.json says temperature 0
     one = json.loads(mlcpipe_run(*common, "-p", "Hello\n\nthere").stdout)
@@ -114,6 +117,7 @@ def test_chat_json_and_stdin(mlcpipe_run: Run, bundle: Path) -> None:
     assert one["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.full
 def test_chat_goes_on_in_a_file(mlcpipe_run: Run, bundle: Path, tmp_path: Path) -> None:
     common = ["chat", bundle, "--session", tmp_path / "chat", "--max-tokens", "8", "--json"]
     first = json.loads(mlcpipe_run(*common, "--temperature", "0", "-p", "Hello").stdout)
@@ -127,6 +131,7 @@ def test_chat_goes_on_in_a_file(mlcpipe_run: Run, bundle: Path, tmp_path: Path) 
     assert (tmp_path / "chat").read_text() == "something else"
 
 
+@pytest.mark.full
 def test_lines_on_stdin_are_one_prompt_and_a_note_says_so(mlcpipe_run: Run, bundle: Path) -> None:
     common = ["chat", bundle, "--max-tokens", "2", "--no-stats"]
     assert mlcpipe_run(*common, stdin="one\ntwo\nthree\n").stderr == "The 3 lines on stdin are one prompt.\n"
@@ -145,6 +150,7 @@ def test_chat_with_bytes_that_are_no_text(bundle: Path, cli_environment: dict[st
     done.stdout.decode("utf-8")
 
 
+@pytest.mark.full
 def test_chat_raw_and_system_change_the_prompt(mlcpipe_run: Run, bundle: Path) -> None:
     common = ["chat", bundle, "-p", "Hello", "--temperature", "0", "--max-tokens", "4", "--json"]
     tokens = [

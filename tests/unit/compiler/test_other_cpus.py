@@ -25,7 +25,7 @@ from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import compiled_variants, host_variants, load_target
-from tests.conftest import Bundles, TinyLlama, exact_target
+from tests.conftest import UNOPTIMIZED, Bundles, TinyLlama, exact_target
 
 TOKENS = [1, 5, 9, 200, 17, 3, 250, 8, 8, 90]
 HERE = [v.name for v in host_variants(load_target("cpu"))]
@@ -52,7 +52,9 @@ def all_variants(tiny_bundles: Bundles) -> Bundles:
     """Bundles of the random model with every variant of this architecture."""
     folder = tiny_bundles.folder / "variants"
     folder.mkdir(exist_ok=True)
-    return replace(tiny_bundles, folder=folder, target="cpu")
+    path = folder / "cpu.toml"
+    path.write_text(f'base = "cpu"\n{UNOPTIMIZED}', encoding="utf-8")
+    return replace(tiny_bundles, folder=folder, target=str(path))
 
 
 @pytest.fixture
@@ -185,8 +187,9 @@ def test_what_variants_share_is_the_code_of_the_base(
 ) -> None:
     """Every object file defines these weakly. The linker once took the AVX-512 one, which baseline called."""
     base = tmp_path / "base"
-    target = board(tmp_path, TRIPLES["x86_64"], "x86-64")
-    mlcpipe.compile(tiny_bundles.checkpoint, target=target, quantization="q4f16_1", output=base)
+    target = Path(board(tmp_path, TRIPLES["x86_64"], "x86-64"))
+    target.write_text(target.read_text() + UNOPTIMIZED.removeprefix("[tvm]\n"))
+    mlcpipe.compile(tiny_bundles.checkpoint, target=str(target), quantization="q4f16_1", output=base)
     every, least, best = (code(path, name) for path in (all_variants["q4f16_1"], base, tiny_bundles["q4f16_1"]))
     assert every == least
     if "avx512_vnni" in RUNNABLE:

@@ -407,6 +407,7 @@ def test_a_norm_of_three_dimensions_is_left_to_tvm() -> None:
     assert_same(apply(lowering(Heads, table, "q0f32"), fuse_add_norm).mod, Heads)
 
 
+@pytest.mark.fast_cases("-q4f16_1", "split_weights-q4f16_1", "fuse_dequantize-q4f16_1", "fuse_dequantize-q0f32")
 @pytest.mark.parametrize(
     ("last", "scheme"),
     [

@@ -20,7 +20,7 @@ from mlcpipe.quality.sensitivity import guess, measure_sensitivity
 from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import load_target
-from tests.conftest import TinyLlama, write_llama
+from tests.conftest import QUICK, TinyLlama, write_llama
 
 SILENT, TARGET = SilentProgress(), load_target("cpu-native")
 SIZES = TinyLlama(hidden_size=256, intermediate_size=512, heads=4, head_dim=64)
@@ -92,7 +92,7 @@ def test_the_divergence_is_that_of_a_checkpoint_with_one_matrix_rounded(
     save_file(tensors, other / "model.safetensors", {"format": "pt"})
     logits = []
     for source in (checkpoint.path, other):
-        bundle = compile_model(source, target="cpu-native", quantization="q0f32", kv_cache_dtype="f32",
+        bundle = compile_model(source, target=QUICK, quantization="q0f32", kv_cache_dtype="f32",
                                output=tmp_path / f"b{len(logits)}")  # fmt: skip
         engine = Engine(bundle)
         tokens = engine.tokenizer.encode(TEXT)[-96:]

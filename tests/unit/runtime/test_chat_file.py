@@ -21,7 +21,7 @@ from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.chat_file import MAX_CHAT_BYTES
 from mlcpipe.support import disk as disk_module
 from tests.chat_files import CHAT, DIGEST, FIELDS, HEADER, HEADERS, by_hand, changed, hollow, sealed
-from tests.conftest import Bundles, TinyLlama, write_llama
+from tests.conftest import QUICK, Bundles, TinyLlama, write_llama
 from tests.unit.runtime.conftest import edit_manifest
 
 
@@ -75,7 +75,7 @@ def test_the_next_turn_computes_what_is_new(length: int, demo: Engine, demo_bund
 def test_every_dtype_of_the_cache(kv_cache_dtype: str, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(head_dim=32))
     bundle = mlcpipe.compile(
-        checkpoint, target="cpu-native", quantization="q0f32", kv_cache_dtype=kv_cache_dtype, output=tmp_path / "bundle"
+        checkpoint, target=QUICK, quantization="q0f32", kv_cache_dtype=kv_cache_dtype, output=tmp_path / "bundle"
     )
     engine = Engine(bundle, threads=2)
     goes_on(engine, Engine(bundle, threads=1), tmp_path / "chat")

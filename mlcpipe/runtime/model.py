@@ -137,8 +137,6 @@ class LoadedModel:
             self.core.scheduler.admission.start(sequence)
             self.core.scheduler.admission.park(sequence)
         shared, end = sequence.computed, len(ids)
-        if shared and end - shared == 1:
-            return self._step(sequence, ids[-1], row)
         cut = self.core.scheduler.tree.checkpoint_before(shared, end)
         *chunks, last = [
             *_split(ids[shared:cut], self._info.prefill_chunk),

@@ -142,7 +142,6 @@ int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
     pool_->Release(previous.get());
     tree_->Take(now_.get());
   }
-  if (length() && count - length() == 1) return Decode(tokens.back(), drawn);
   const int64_t chunk = manifest_.model.prefill_chunk, cut = tree_->CheckpointBefore(length(), count);
   const Tensor row = Empty({1}, kInt32);
   while (length() < count) {

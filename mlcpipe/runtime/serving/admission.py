@@ -128,8 +128,7 @@ class Admission:
             self.tree.go_back(parked, shared)
             self.pool.fork(parked, sequence)
             self.pool.release(parked)
-            sequence.lacks_one = sequence.left == 1
-            sequence.taken_page, sequence.taken_mask = page, mask | sequence.lacks_one << tokens
+            sequence.taken_page, sequence.taken_mask = page, mask
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
         """Whether another sequence is about to compute pages that this waiting one needs and that the tree lacks."""

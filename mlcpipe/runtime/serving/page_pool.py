@@ -240,7 +240,7 @@ class PagePool:
         sequence.checkpoint = None
         sequence.kept_from = [0] * len(self.groups)
         sequence.node, sequence.shared = None, 0
-        sequence.taken_page, sequence.taken_mask, sequence.lacks_one = -1, 0, False
+        sequence.taken_page, sequence.taken_mask = -1, 0
 
     def available(self, group: int) -> int:
         """Units that are free, or would be if the tree gave up the idle ones."""

@@ -209,7 +209,7 @@ class Scheduler:
             if sequence.state is State.WAITING and (full or not self.admission.admit(sequence)):
                 full = full or sequence.leader is None
                 continue
-            if sequence.computed < sequence.decode_from and not sequence.lacks_one:
+            if sequence.computed < sequence.decode_from:
                 rows -= self._plan_prefill(step, sequence, rows)
             else:
                 count = self._plan_decode(step, sequence, min(decode_rows, self.cost.decode_rows_for(rows)))

@@ -111,7 +111,6 @@ class Sequence:
     passed_s    how long shorter prompts were served before this one, less how long it was served since
     leader      the sequence that computes the beginning of this one, up to `leader_tokens`
     taken_page  the page in which a parked sequence ended that this one continues, and `taken_mask` its `decode_mask`
-    lacks_one   only the last token of the prompt was lacking there, which is computed as a decode row
     """
 
     id: int
@@ -136,7 +135,6 @@ class Sequence:
     leader_tokens: int = 0
     taken_page: int = -1
     taken_mask: int = 0
-    lacks_one: bool = False
     finish: Finish | None = None
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from mlcpipe import cli
 from mlcpipe.bundle.minisign import SecretKey, Signature, parse_public_key
 from mlcpipe.bundle.origin import SIGNATURE, accept, origin_of, publishers
 from mlcpipe.errors import BundleError, ForeignBundleWarning, SignatureError
-from tests.conftest import Bundles
+from tests.conftest import QUICK, Bundles
 
 pytest.importorskip("cryptography")
 
@@ -25,6 +25,7 @@ PUBLIC = "RWTrzb9A4ORDyp5yWUZBf7CeGYfhO4BmNYzbfem2GTbFCW33SQCcE18w"
 SECRET = b"""untrusted comment: minisign encrypted secret key
 RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA682/QODkQ8qh2l0Bpf5UqpUwKq9DlFsr82BfgWheuPFPxwgnvZpZgZ5yWUZBf7CeGYfhO4BmNYzbfem2GTbFCW33SQCcE18wAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=
 """
+NAME = Path(QUICK).stem  # of the small bundles' target
 SIGNED = b"""untrusted comment: signature from minisign secret key
 RUTrzb9A4ORDytG/5qM1TbuATAEd8W/Fx/Xlh39W06uFaCQyBN06HiLs6D7toGEFyitu3j/gDVNJVVkHuEBPyK9BV5EV0IZDsAs=
 trusted comment: timestamp:1795337595\tfile:f\thashed
@@ -58,7 +59,7 @@ def test_a_bundle_from_elsewhere_says_what_it_runs(foreign: Path) -> None:
     with pytest.warns(ForeignBundleWarning) as seen:
         mlcpipe.load(foreign)
     (line,) = [str(warning.message) for warning in seen]
-    assert f"runs the native code of {foreign}, for 'cpu-native' on " in line and ", not signed; `mlcpipe trust" in line
+    assert f"runs the native code of {foreign}, for '{NAME}' on " in line and ", not signed; `mlcpipe trust" in line
     with warnings.catch_warnings(), pytest.raises(ForeignBundleWarning):
         warnings.simplefilter("error", ForeignBundleWarning)
         mlcpipe.load(foreign)  # a gate for programs: the library is not loaded
@@ -158,7 +159,7 @@ def test_packaging_a_bundle_says_whose_it_is(foreign: Path, tmp_path: Path, caps
         notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
         assert len(notes) == (not trusted)
         for line in notes:
-            assert f"this packages the native code of {bundle}, for 'cpu-native' on " in line
+            assert f"this packages the native code of {bundle}, for '{NAME}' on " in line
             assert f", not signed; `mlcpipe trust '{bundle}'` accepts it" in line
         assert cli.main(["trust", str(bundle)]) == 0
 

@@ -216,7 +216,8 @@ def _check_bundle_task(bundle: Path, task: str, title: str) -> None:
         from mlcpipe.bundle import read_manifest
         from mlcpipe.bundle.tasks import check_task
 
-        check_task(task, title, embeds=read_manifest(bundle).model.embedding is not None)
+        manifest = read_manifest(bundle, check_abi=False)  # which opening it checks
+        check_task(task, title, embeds=manifest.model.embedding is not None)
 
 
 def model_title(model: str | Path | None) -> str:

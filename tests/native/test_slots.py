@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="the checkpoint is a transformers mod
 
 import mlcpipe
 from mlcpipe import SamplingParams
+from mlcpipe.runtime.serving import admission
 from tests.conftest import QUICK
 from tests.models import tiny
 from tests.native.engine import CANCELLED, NativeEngine, NativeError, Runtime
@@ -55,8 +56,11 @@ def alone(engine: NativeEngine, tokens: list[int], max_tokens: int = 10) -> list
     return engine.generate(tokens, DRAWN, max_tokens=max_tokens).tokens
 
 
-def test_conversations_go_on_from_what_python_goes_on_from(bundle: Path, native: Open) -> None:
-    """Next turns, other ends, saved chats: tokens, files and how many tokens were found."""
+def test_conversations_go_on_from_what_python_goes_on_from(
+    bundle: Path, native: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Next turns, other ends, saved chats: tokens, files and how many tokens were found. Both keep one conversation."""
+    monkeypatch.setattr(admission, "MOST_PARKED", 1)
     engine, python, draw = native(), mlcpipe.Engine(bundle, threads=2), random.Random(1)
     turns, found = [words(100), words(70, 4)], set()
     for _ in range(30):

@@ -17,19 +17,17 @@ from mlcpipe.runtime.response_format import ResponseFormat, form_of
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
-from mlcpipe.runtime.serving.grammar import Grammar, GrammarCompiler, Thinking
+from mlcpipe.runtime.serving.grammar import Grammar, GrammarCompiler
 from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.runtime.shared_loop import SharedLoop
 from mlcpipe.runtime.stated_sampling import bundle_sampling
 from mlcpipe.runtime.text.chat_template import check_messages, check_roles
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, is_harmony, without_thoughts
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
-from mlcpipe.runtime.text.reasoning import END
 from mlcpipe.runtime.text.streaming import TextStream
-from mlcpipe.runtime.text.thinking import opens_thoughts, thinking_variables
+from mlcpipe.runtime.text.thinking import thinking_variables, thoughts_after
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
-_LAST_TOKENS = 16  # of a prompt's end, to look for an opened `<think>`
 Message = Mapping[str, Any]
 
 
@@ -84,10 +82,8 @@ class AnswerMaker:
         if response_format is not None:
             if harmony:
                 raise UsageError("response_format", expected="a model whose answers have no channels")
-            end = self.tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False)
-            thoughts: Thinking = "may" if END in template.source else "none"
-            form = form_of(response_format, "open" if opens_thoughts(template.source, end) else thoughts)
-            grammar = self._grammars.compile(form)
+            thoughts = thoughts_after(self.tokenizer, template.source, tokens)
+            grammar = self._grammars.compile(form_of(response_format, thoughts))
         return self._prepared(tokens, sampling, stop, max_tokens, harmony=harmony, grammar=grammar)
 
     def continuation(

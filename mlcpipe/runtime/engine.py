@@ -254,7 +254,7 @@ class Engine:
             stream: return chunks as they are made, for `for` and `async for`.
             **settings: fields of `SamplingParams`, such as `temperature=0`, which replace those of `sampling`.
 
-        Thoughts come between `<think>` and `</think>`, also those of gpt-oss; in messages they are left out.
+        Thoughts come between `<think>` and `</think>`, also those of gpt-oss, which its messages then lack.
         Raises TemplateError, UsageError (context full), ComputeError (the model computed NaN or infinity).
         """
         reading = self._maker.conversation(

@@ -289,14 +289,6 @@ def log_probabilities(
     return float(logs[token]), [(int(index), float(logs[index])) for index in best]
 
 
-def token_logprob(
-    logits: NDArray[np.float32], token: int, params: SamplingParams, tokenizer: Tokenizer
-) -> TokenLogprob:
-    """Log-probability of the token that was sampled from logits f32[V], with the most probable ones."""
-    chosen, top = log_probabilities(logits, token, params, params.logprobs)
-    return named_logprob(tokenizer, token, chosen, top)
-
-
 def named_logprob(
     tokenizer: Tokenizer, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()
 ) -> TokenLogprob:

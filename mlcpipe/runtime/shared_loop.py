@@ -53,8 +53,9 @@ class SharedLoop:
             while True:
                 while not stream.pending:
                     with self.turn():
-                        if not stream.pending and not self._loop.step():
-                            time.sleep(_HELD_S)
+                        idle = not stream.pending and not self._loop.step()
+                    if idle:
+                        time.sleep(_HELD_S)
                 events = stream.take()
                 yield events
                 if events[-1].finish_reason is not None:

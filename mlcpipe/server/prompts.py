@@ -11,7 +11,7 @@ from typing import Any, Literal
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.reasoning import BEGIN, END
-from mlcpipe.runtime.text.thinking import opens_thoughts, thinking_switch
+from mlcpipe.runtime.text.thinking import thinking_switch, thoughts_after
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.bodies import MAX_ITEMS
 from mlcpipe.server.errors import ApiError
@@ -24,7 +24,6 @@ BILLING = "x-anthropic-billing-header:"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEPT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 _OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "allow_control_tokens"}
-_LAST_TOKENS = 16  # of a prompt's end, to look for an opened `<think>`
 Ending = Literal["header", "nothing", "continued"]
 
 
@@ -65,9 +64,7 @@ def render(
     if ending == "continued":
         content = prepared[-1]["content"]
         return Prompt(tokens, "open" if content.rfind(BEGIN) > content.rfind(END) else "none")
-    source = tokenizer.chat_templates.get(name, "")
-    end = tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False)
-    return Prompt(tokens, "open" if opens_thoughts(source, end) else "may" if END in source else "none")
+    return Prompt(tokens, thoughts_after(tokenizer, tokenizer.chat_templates.get(name, ""), tokens))
 
 
 def system_tokens(tokenizer: Tokenizer, text: str) -> list[int]:

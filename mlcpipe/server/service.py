@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlcpipe.errors import MlcpipeError
+from mlcpipe.runtime.response_format import ANY_OBJECT
 from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource, Thinking
@@ -24,7 +25,7 @@ from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.tool_formats import format_for
-from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool
+from mlcpipe.server.tool_formats.style import Tool
 
 _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
 _MAX_PRIORITY = 1000

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.text.chat_template import ChatTemplate
 from mlcpipe.runtime.text.reasoning import BEGIN, END
+from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.support.defaults import THINKING_EFFORTS
 
 EFFORT = "reasoning_effort"  # gpt-oss
+_LAST_TOKENS = 16  # of a prompt's end, to look for an opened `<think>`
 _SWITCHES = ("enable_thinking", "thinking")  # Qwen3, SmolLM3, GLM; Granite, DeepSeek-V3.1
 
 
@@ -39,6 +42,12 @@ def thinking_variables(template: ChatTemplate, thinking: bool | str | None) -> d
 def thinking_switch(template: ChatTemplate) -> str | None:
     """The variable that switches a template's thinking on and off, if there is one."""
     return next((name for name in _SWITCHES if name in template.variables), None)
+
+
+def thoughts_after(tokenizer: Tokenizer, source: str, tokens: Sequence[int]) -> Literal["none", "may", "open"]:
+    """Whether an answer may begin with thoughts, or continues those that its prompt of the template `source` opens."""
+    end = tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False)
+    return "open" if opens_thoughts(source, end) else "may" if END in source else "none"
 
 
 def opens_thoughts(source: str, prompt: str) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
+from mlcpipe.runtime.response_format import ANY_OBJECT
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.runtime.text.streaming import StopMatcher
 from mlcpipe.server.tool_formats.style import (
-    ANY_OBJECT,
     CallPiece,
     Literal,
     Messages,

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mlcpipe.runtime.response_format import ANY_OBJECT
 from mlcpipe.runtime.serving.grammar import GrammarSource
 
 Messages = list[dict[str, Any]]
 _ID_CHARS = string.ascii_letters + string.digits
-ANY_OBJECT = {"type": "object"}
 ROOT = {"$id": "tool:/"}  # references like "#/$defs/A" begin here
 TEXT = "TEXT: /(.|\\n)*/\n"
 _OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"}  # may allow more values

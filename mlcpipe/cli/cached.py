@@ -42,6 +42,7 @@ def list_command(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([_entry(model) for model in models])
         return
+    from mlcpipe.bundle.cached import DEMO
     from mlcpipe.support.generated import shell_word
 
     console, now = stdout_console(), time.time()
@@ -55,7 +56,8 @@ def list_command(as_json: JsonOption = False) -> None:
         table.add_row(*map(cell, (_name(model), *kind, byte_size(model.nbytes), age(now - model.used))))
     console.print(table)
     total = f"{byte_size(sum(model.nbytes for model in models))} in all"
-    say(console, f"\n{total}. Now type:  mlcpipe chat {shell_word(_name(models[0]))}", style="dim")
+    name = _name(models[0])
+    say(console, f"\n{total}. Now type:  mlcpipe chat {'' if name == DEMO else shell_word(name)}".rstrip(), style="dim")
 
 
 def pull_command(

@@ -77,6 +77,8 @@ def test_models_are_listed_as_they_were_named_and_removed(
     assert main(["rm", "one", "--yes"]) == 0
     assert [entry["name"] for entry in entries(capsys)] == [str(other)]
     assert one.is_dir() and len(list((cache / "models").iterdir())) == 1
+    record_use(cache, "demo", Path(entries(capsys)[0]["bundle"]).name)  # whose name no command takes
+    assert main(["list"]) == 0 and capsys.readouterr().out.endswith("Now type:  mlcpipe chat\n")
     assert main(["rm", "--all", "-y"]) == 0 and not list((cache / "bundles").iterdir()) and other.is_dir()
 
 

@@ -12,7 +12,7 @@ from mlcpipe.compiler.embedding import embedding_info, longest_text
 from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts
-from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
+from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
@@ -116,9 +116,9 @@ def _from_checkpoint(
     table: Sequence[Weight], model: LanguageModel, checkpoint: Checkpoint, target: Target, plan: QuantizationRecipe
 ) -> tuple[Weight, ...]:
     """A model's weights with the checkpoint's tensors, which must be all that it has, and schemes of their own."""
-    names = model.names if isinstance(model, TextEncoder) else CheckpointNames()
-    weights, unused = as_named(table, checkpoint, names.prefixes, names.unused)
-    check_sources(weights, checkpoint, tied=model.facts.tied, unused=unused)
+    weights, unused = as_named(table, checkpoint, model.names)
+    head = model.names.published("lm_head.weight")
+    check_sources(weights, checkpoint, unused=(*unused, head) if model.facts.tied else unused)
     formats = kept_formats(target)
     if plan.scheme.name == KEEP:
         return keep(weights, checkpoint, target, formats)

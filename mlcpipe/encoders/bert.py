@@ -13,9 +13,10 @@ from mlcpipe.nn.encoder_config import check_encoder, encoder_facts, one_label
 from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Embedding, Linear
+from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.step_states import StepStates
-from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
+from mlcpipe.nn.text_encoder import TextEncoder
 
 ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
 NAMES = CheckpointNames(("", "bert."), ("pooler.", "cls.", "embeddings.position_ids"))
@@ -49,11 +50,11 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
 class _Embeddings(nn.Module):
     """norm(word + position + token type)."""
 
-    def __init__(self, facts: ModelFacts, types: int) -> None:
+    def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:
         self.word_embeddings = Embedding(facts.vocab_size, facts.hidden_size)
         self.position_embeddings = Embedding(facts.context_length, facts.hidden_size, quantize=False)
         self.token_type_embeddings = Embedding(types, facts.hidden_size, quantize=False)
-        self.LayerNorm = LayerNorm(facts.hidden_size, facts.norm_eps)
+        self.LayerNorm = LayerNorm(facts.hidden_size, spec.eps)
 
     def forward(self, tokens: Tensor, types: Tensor, positions: Tensor) -> Tensor:
         """Three times i32[n] -> [n, hidden]."""
@@ -72,7 +73,7 @@ class _Bert(nn.Module):
     """Embeddings and layers."""
 
     def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:
-        self.embeddings = _Embeddings(facts, types)
+        self.embeddings = _Embeddings(facts, spec, types)
         self.encoder = _Layers(spec, facts.num_layers)
 
     def forward(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:

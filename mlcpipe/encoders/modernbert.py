@@ -13,10 +13,11 @@ from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
 from mlcpipe.nn.encoder_layer import EncoderSpec, PreNormEncoderLayer
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Embedding
+from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.rope import Rope, cos_sin, read_rope
 from mlcpipe.nn.step_states import StepStates
-from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
+from mlcpipe.nn.text_encoder import TextEncoder
 
 ARCHITECTURES = ("ModernBertModel", "ModernBertForMaskedLM")
 NAMES = CheckpointNames(("", "model."), ("head.", "decoder."))
@@ -69,7 +70,7 @@ class _Embeddings(nn.Module):
 
     def __init__(self, facts: ModelFacts, spec: EncoderSpec) -> None:
         self.tok_embeddings = Embedding(facts.vocab_size, facts.hidden_size)
-        self.norm = LayerNorm(facts.hidden_size, facts.norm_eps, spec.norm_bias)
+        self.norm = LayerNorm(facts.hidden_size, spec.eps, spec.norm_bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """i32[n] -> [n, hidden]."""
@@ -83,7 +84,7 @@ class _ModernBert(nn.Module):
         self.facts = facts
         self.embeddings = _Embeddings(facts, spec)
         self.layers = nn.ModuleList([PreNormEncoderLayer(spec, index, window) for index, window in enumerate(windows)])
-        self.final_norm = LayerNorm(facts.hidden_size, facts.norm_eps, spec.norm_bias)
+        self.final_norm = LayerNorm(facts.hidden_size, spec.eps, spec.norm_bias)
 
     def forward(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
         """tokens i32[n] -> [n, hidden]."""

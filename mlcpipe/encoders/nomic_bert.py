@@ -14,10 +14,11 @@ from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
 from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Embedding
+from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.rope import cos_sin, read_rope
 from mlcpipe.nn.step_states import StepStates
-from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
+from mlcpipe.nn.text_encoder import TextEncoder
 
 ARCHITECTURES = ("NomicBertModel", "NomicBertForMaskedLM")
 NAMES = CheckpointNames(("", "nomic_bert."), ("pooler.", "cls."))
@@ -108,7 +109,7 @@ class _NomicBert(nn.Module):
     def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:
         self.rope = facts.ropes[0]
         self.embeddings = _Embeddings(facts, types)
-        self.emb_ln = LayerNorm(facts.hidden_size, facts.norm_eps)
+        self.emb_ln = LayerNorm(facts.hidden_size, spec.eps)
         self.encoder = _Layers(facts, spec)
 
     def forward(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:

@@ -13,6 +13,7 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
 from mlcpipe.nn.gguf import GgufFamily
+from mlcpipe.nn.names import CheckpointNames
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -23,8 +24,15 @@ def model_types() -> list[str]:
 
 
 def gguf_families() -> dict[str, GgufFamily]:
-    """How the families are stored in GGUF, by model type."""
-    return {name: _module(name).GGUF for name in model_types()}
+    """How the families that GGUF has are stored there, by model type."""
+    found = {name: getattr(_module(name), "GGUF", None) for name in model_types()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def checkpoint_names(model_type: str) -> CheckpointNames:
+    """How checkpoints of a family name their tensors: its file's `NAMES`, if they differ from Llama's."""
+    names: CheckpointNames = getattr(_module(model_type), "NAMES", CheckpointNames())
+    return names
 
 
 def build_model(config: Mapping[str, Any]) -> CausalLM:
@@ -40,6 +48,7 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
         )
     model = build_from(config, _module(model_type).build)
     assert isinstance(model, CausalLM)
+    model.names = checkpoint_names(model_type)
     return model
 
 

@@ -7,26 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
-from mlcpipe.nn.decoder_layer import SandwichNormLayer
+from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.decoder_layer import SANDWICH_NORM
 from mlcpipe.nn.gguf import ATTENTION, MLP, POST_NORMS, GgufFamily, GgufFile
+from mlcpipe.nn.norm import NormSpec
 
 DEFAULTS = Defaults(
     positions=8192,
     num_kv_heads=4,
     head_dim=256,
+    norm=NormSpec(offset=1.0),  # Gemma stores norm weights minus 1
     tied=True,
     act="gelu_pytorch_tanh",
-    act_field="hidden_activation",
+    names={"hidden_act": "hidden_activation"},
 )
 DEFAULT_WINDOW = 4096
 DEFAULT_SOFTCAP = 50.0
 DEFAULT_LOGIT_SOFTCAP = 30.0
-# Gemma stores norm weights minus 1.
-NORM_OFFSET = 1.0
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
@@ -35,13 +36,13 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     windows = layer_windows(base.fields, window, [i % 2 == 0 for i in range(base.num_layers)])
     softcap = base.fields.optional_number("attn_logit_softcapping", DEFAULT_SOFTCAP, low=1e-6) or 0.0
-    facts = base.facts(
-        [base.rope()],
+    return decoder(
+        base,
+        attentions(base, windows, softcap=softcap),
+        form=SANDWICH_NORM,
         logit_softcap=base.fields.optional_number("final_logit_softcapping", DEFAULT_LOGIT_SOFTCAP, low=1e-6) or 0.0,
-        norm_offset=NORM_OFFSET,
         embedding_scale=embedding_scale(base),
     )
-    return CausalLM(facts, sandwich_layers(base, windows, softcap=softcap))
 
 
 def embedding_scale(base: BaseConfig) -> float:
@@ -49,19 +50,11 @@ def embedding_scale(base: BaseConfig) -> float:
     return float(np.sqrt(np.float32(base.hidden_size)))
 
 
-def sandwich_layers(
-    base: BaseConfig, windows: Sequence[int | None], *, norm: str = "", softcap: float = 0.0
-) -> list[SandwichNormLayer]:
-    """The decoder layers of Gemma 2 and 3; `norm` and `softcap` are AttentionSpec's."""
+def attentions(base: BaseConfig, windows: Sequence[int | None], **options: Any) -> list[AttentionSpec]:
+    """The attention of Gemma 2 and 3; `options` are AttentionSpec's."""
     bias = base.fields.flag("attention_bias", False)
     scale = base.fields.number("query_pre_attn_scalar", 256.0, low=1e-6) ** -0.5
-    specs = base.attentions(
-        windows, qkv_bias=bias, o_bias=bias, norm=norm, norm_offset=NORM_OFFSET, scale=scale, softcap=softcap
-    )
-    return [
-        SandwichNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps, NORM_OFFSET)
-        for i, spec in enumerate(specs)
-    ]
+    return base.attentions(windows, qkv_bias=bias, o_bias=bias, scale=scale, **options)
 
 
 def complete_gguf(file: GgufFile, config: dict[str, Any], *, period: int, window: int, largest_layers: int) -> None:
@@ -86,4 +79,4 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
 
 
 GGUF_NAMES = {**ATTENTION, **MLP, **POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
-GGUF = GgufFamily("gemma2", _complete_gguf, GGUF_NAMES, norm_offset=NORM_OFFSET)
+GGUF = GgufFamily("gemma2", _complete_gguf, GGUF_NAMES, norm_offset=DEFAULTS.norm.offset)

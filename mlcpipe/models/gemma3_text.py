@@ -8,10 +8,12 @@ from typing import Any
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
-from mlcpipe.models.gemma2 import GGUF_NAMES, NORM_OFFSET, complete_gguf, embedding_scale, sandwich_layers
+from mlcpipe.models.gemma2 import GGUF_NAMES, attentions, complete_gguf, embedding_scale
 from mlcpipe.nn.base_config import BaseConfig, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows
+from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.decoder_layer import SANDWICH_NORM
 from mlcpipe.nn.gguf import GgufFamily, GgufFile
 from mlcpipe.nn.rope import Rope
 
@@ -34,14 +36,15 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     pattern = base.fields.integer("sliding_window_pattern", DEFAULT_PATTERN)
     windows = layer_windows(base.fields, window, [(i + 1) % pattern != 0 for i in range(base.num_layers)])
-    facts = base.facts(
-        _ropes(base),
-        [0 if w is None else 1 for w in windows],
+    return decoder(
+        base,
+        attentions(base, windows, norm="head"),
+        form=SANDWICH_NORM,
+        ropes=_ropes(base),
+        rope_of=[0 if w is None else 1 for w in windows],
         logit_softcap=base.fields.optional_number("final_logit_softcapping", None, low=1e-6) or 0.0,
-        norm_offset=NORM_OFFSET,
         embedding_scale=embedding_scale(base),
     )
-    return CausalLM(facts, sandwich_layers(base, windows, norm="head"))
 
 
 def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:
@@ -78,4 +81,4 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     config["final_logit_softcapping"] = file.number("final_logit_softcapping", 0.0) or None
 
 
-GGUF = GgufFamily("gemma3", _complete_gguf, GGUF_NAMES, norm_offset=NORM_OFFSET)
+GGUF = GgufFamily("gemma3", _complete_gguf, GGUF_NAMES, norm_offset=DEFAULTS.norm.offset)

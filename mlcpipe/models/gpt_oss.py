@@ -10,17 +10,16 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.nn.attention import Attention
-from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows, rope_table
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import ATTENTION, EXPERTS, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.linear import ExpertLinear, Linear
-from mlcpipe.nn.moe import combine, expert_counts, route
+from mlcpipe.nn.moe import Routing, combine, expert_counts, route
+from mlcpipe.nn.norm import NormSpec
 
-DEFAULTS = Defaults(positions=1 << 17, num_kv_heads=8, head_dim=64, eps=1e-5, theta=150_000.0)
+DEFAULTS = Defaults(positions=1 << 17, num_kv_heads=8, head_dim=64, norm=NormSpec(eps=1e-5), theta=150_000.0)
 DEFAULT_WINDOW = 128
 DEFAULT_ROPE = {
     "rope_type": "yarn",
@@ -46,11 +45,10 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     bias = fields.flag("attention_bias", True)
     specs = base.attentions(windows, qkv_bias=bias, o_bias=bias, sinks=True)
 
-    def layer(i: int, spec: AttentionSpec) -> PreNormLayer:
-        moe = ClampedMoE(base.hidden_size, base.intermediate_size, experts, chosen, alpha=alpha, limit=limit)
-        return PreNormLayer(Attention(spec, i), moe, base.hidden_size, base.eps)
+    def mlp(i: int) -> ClampedMoE:
+        return ClampedMoE(base.hidden_size, base.intermediate_size, experts, chosen, alpha=alpha, limit=limit)
 
-    return CausalLM(base.facts([rope]), [layer(i, spec) for i, spec in enumerate(specs)])
+    return decoder(base, specs, mlp, ropes=[rope])
 
 
 class ClampedMoE(nn.Module):
@@ -62,6 +60,7 @@ class ClampedMoE(nn.Module):
 
     def __init__(self, hidden_size: int, width: int, experts: int, chosen: int, *, alpha: float, limit: float) -> None:
         self.width, self.chosen, self.alpha, self.limit = width, chosen, alpha, limit
+        self.routing = Routing(experts, chosen, normalize=True)
         self.router = Linear(hidden_size, experts, bias=True, quantize=False)
 
         def names(*parts: str) -> list[list[str]]:
@@ -74,7 +73,7 @@ class ClampedMoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        weights, ids = route(self.router(x), self.chosen, normalize=True)
+        weights, ids = route(self.router(x), self.routing)
         inner = self.experts_gate_up(x, ids, shared=True)
         inner = op.tensor_expr_op(self._act, "clamped_gate", [inner, self.experts_gate_up.bias, ids])
         outer = self.experts_down(inner, ids, shared=False)

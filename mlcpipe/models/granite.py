@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.models.llama import complete_gguf as complete_llama
-from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.config import layer_windows
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import GgufFamily, GgufFile
 
 DEFAULTS = Defaults(positions=2048)
@@ -23,18 +21,14 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     scale = fields.number("residual_multiplier", 1.0)
     attention_scale = fields.number("attention_multiplier", 1.0, low=1e-6)
-    windows = layer_windows(fields, None, [False] * base.num_layers, fixed=True)
-    specs = base.attentions(windows, qkv_bias=bias, o_bias=bias, scale=attention_scale)
-    facts = base.facts(
-        [base.rope()],
+    return decoder(
+        base,
+        base.attentions(qkv_bias=bias, o_bias=bias, scale=attention_scale),
+        lambda i: base.mlp(bias=mlp_bias),
+        scale=scale,
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0, low=1e-6),
     )
-    layers = [
-        PreNormLayer(Attention(spec, i), base.mlp(bias=mlp_bias), base.hidden_size, base.eps, scale=scale)
-        for i, spec in enumerate(specs)
-    ]
-    return CausalLM(facts, layers)
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

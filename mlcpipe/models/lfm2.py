@@ -10,18 +10,31 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.decoder_layer import PreNormLayer
-from mlcpipe.nn.gguf import ATTENTION, MLP, GgufFamily, GgufFile
+from mlcpipe.nn.decoder_layer import DecoderLayer
+from mlcpipe.nn.gguf import PRE_NORM, GgufFamily, GgufFile
+from mlcpipe.nn.names import CheckpointNames
+from mlcpipe.nn.norm import NormSpec
 from mlcpipe.nn.short_conv import ShortConv
 
 DEFAULTS = Defaults(
     positions=128_000,
     num_kv_heads=8,
-    eps=1e-5,
+    norm=NormSpec(eps=1e-5),
     theta=1e6,
     tied=True,
-    eps_field="norm_eps",
     intermediate_size=12288,
+    names={"rms_norm_eps": "norm_eps"},
+)
+NAMES = CheckpointNames(
+    top={"norm": "embedding_norm"},
+    layer={
+        "input_layernorm": "operator_norm",
+        "self_attn.q_norm": "self_attn.q_layernorm",
+        "self_attn.k_norm": "self_attn.k_layernorm",
+        "self_attn.o_proj": "self_attn.out_proj",
+        "post_attention_layernorm": "ffn_norm",
+        **{f"mlp.{x}_proj": f"feed_forward.{w}" for x, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+    },
 )
 ATTENDS, CONVOLVES = "full_attention", "conv"
 BLOCKS = {ATTENDS: "self_attn", CONVOLVES: "conv"}
@@ -43,15 +56,14 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     fields.refuse(**dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), [None, hidden]))
     base = replace(base, intermediate_size=_mlp_width(base), tied=fields.flag("tie_embedding", base.tied))
     bias, taps = fields.flag("conv_bias", False), fields.integer("conv_L_cache", 3, low=2, high=64)
-    spec = base.attention(norm="head", names=("q_layernorm", "k_layernorm", "out_proj"))
+    spec = base.attention(norm="head")
 
-    def layer(i: int, kind: str) -> PreNormLayer:
+    def layer(i: int, kind: str) -> DecoderLayer:
         block = Attention(spec, i) if kind == ATTENDS else ShortConv(hidden, taps, i, bias)
-        names = ("operator_norm", BLOCKS[kind], "ffn_norm", "feed_forward")
-        return PreNormLayer(block, base.mlp(names=("w1", "w3", "w2")), hidden, base.eps, names=names)
+        return DecoderLayer(block, base.mlp(), hidden, base.norm, mixer_name=BLOCKS[kind])
 
     layers = [layer(i, kind) for i, kind in enumerate(_layer_types(base))]
-    return CausalLM(base.facts([base.rope()]), layers, norm="embedding_norm")
+    return CausalLM(base.facts([base.rope()]), layers, base.norm)
 
 
 def _mlp_width(base: BaseConfig) -> int:
@@ -90,19 +102,12 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     config["norm_eps"] = config.pop("rms_norm_eps")
 
 
-_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}
 GGUF = GgufFamily(
     "lfm2",
     _complete_gguf,
     {
-        **ATTENTION,
-        **{name: f"feed_forward.{_NAMES[name.removeprefix('ffn_')]}" for name in MLP},
-        "attn_norm": "operator_norm",
-        "attn_q_norm": "self_attn.q_layernorm",
-        "attn_k_norm": "self_attn.k_layernorm",
-        "attn_output": "self_attn.out_proj",
-        "ffn_norm": "ffn_norm",
-        "token_embd_norm": "embedding_norm",
+        **PRE_NORM,
+        "token_embd_norm": "norm",
         **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
     },
     some_attend=True,

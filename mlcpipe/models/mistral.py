@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.models.llama import complete_gguf
-from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import GgufFamily
 
 DEFAULTS = Defaults(positions=4096 * 32, num_kv_heads=8)
@@ -22,9 +21,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
-    specs = base.attentions(windows)
-    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i, spec in enumerate(specs)]
-    return CausalLM(base.facts([base.rope()]), layers)
+    return decoder(base, base.attentions(windows))
 
 
 GGUF = GgufFamily(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.nn.attention import FusedAttention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows, rope_table
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import PRE_NORM, GgufFamily, GgufFile
 from mlcpipe.nn.mlp import FusedGatedMLP
+from mlcpipe.nn.norm import NormSpec
 from mlcpipe.nn.rope import Rope, read_rope
 
-DEFAULTS = Defaults(positions=4096, eps=1e-5)
+DEFAULTS = Defaults(positions=4096, norm=NormSpec(eps=1e-5))
 DEFAULT_ORIGINAL_POSITIONS = 4096
 # Early names of longrope; its authors' code also treats `yarn` as longrope.
 _RENAMED = {"su": "longrope", "yarn": "longrope"}
@@ -25,17 +25,12 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", None)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
-    specs = base.attentions(windows)
-    layers = [
-        PreNormLayer(
-            FusedAttention(spec, i),
-            FusedGatedMLP(base.hidden_size, base.intermediate_size, base.act),
-            base.hidden_size,
-            base.eps,
-        )
-        for i, spec in enumerate(specs)
-    ]
-    return CausalLM(base.facts([_rope(base)]), layers)
+    return decoder(
+        base,
+        base.attentions(windows, fused="parts"),
+        lambda i: FusedGatedMLP(base.hidden_size, base.intermediate_size, base.act),
+        ropes=[_rope(base)],
+    )
 
 
 def _rope(base: BaseConfig) -> Rope:

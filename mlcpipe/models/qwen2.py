@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import GgufFamily, GgufFile
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=32)
@@ -20,9 +19,7 @@ DEFAULT_FULL_LAYERS = 28
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Qwen 2 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, attention_bias=[None], mlp_bias=[None, False])
-    specs = base.attentions(upper_windows(base), qkv_bias=True)
-    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i, spec in enumerate(specs)]
-    return CausalLM(base.facts([base.rope()]), layers)
+    return decoder(base, base.attentions(upper_windows(base), qkv_bias=True))
 
 
 def upper_windows(base: BaseConfig) -> tuple[int | None, ...]:

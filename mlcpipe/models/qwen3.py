@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.models.qwen2 import complete_gguf, upper_windows
-from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import GgufFamily
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=32, head_dim=128)
@@ -20,8 +19,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     bias = base.fields.flag("attention_bias", False)
     specs = base.attentions(upper_windows(base), qkv_bias=bias, o_bias=bias, norm="head")
-    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i, spec in enumerate(specs)]
-    return CausalLM(base.facts([base.rope()]), layers)
+    return decoder(base, specs)
 
 
 GGUF = GgufFamily("qwen3", complete_gguf)

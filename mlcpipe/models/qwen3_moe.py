@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tvm.relax.frontend import nn
+
 from mlcpipe.errors import ConfigError
 from mlcpipe.models.qwen2 import complete_gguf, window_in_use
-from mlcpipe.nn.attention import Attention
-from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import EXPERTS, PRE_NORM, GgufFamily, GgufFile, read_experts
-from mlcpipe.nn.moe import ExpertNames, SparseMoE, expert_counts
+from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=4)
-NAMES = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
@@ -29,18 +28,14 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     specs = base.attentions(windows, qkv_bias=bias, o_bias=bias, norm="head")
     experts, chosen = expert_counts(base.fields, experts=128, chosen=8, low=0)
     width = base.fields.integer("moe_intermediate_size", 768)
-    normalize = base.fields.flag("norm_topk_prob", False)
     dense = _dense_layers(base, experts)
 
-    def layer(i: int, spec: AttentionSpec) -> PreNormLayer:
-        mlp = (
-            base.mlp()
-            if i in dense
-            else SparseMoE(base.hidden_size, width, experts, chosen, normalize=normalize, act=base.act, names=NAMES)
-        )
-        return PreNormLayer(Attention(spec, i), mlp, base.hidden_size, base.eps)
+    routing = Routing(experts, chosen, normalize=base.fields.flag("norm_topk_prob", False))
 
-    return CausalLM(base.facts([base.rope()]), [layer(i, spec) for i, spec in enumerate(specs)])
+    def mlp(i: int) -> nn.Module:
+        return base.mlp() if i in dense else SparseMoE(base.hidden_size, width, routing, base.act)
+
+    return decoder(base, specs, mlp)
 
 
 def _dense_layers(base: BaseConfig, experts: int) -> set[int]:

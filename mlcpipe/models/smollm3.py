@@ -8,13 +8,11 @@ from typing import Any
 from mlcpipe.errors import ConfigError
 from mlcpipe.models.llama import complete_gguf
 from mlcpipe.models.qwen2 import window_in_use
-from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import GgufFamily
-from mlcpipe.nn.rope import no_rope
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=4, theta=2e6, tied=True)
 DEFAULT_INTERVAL = 4
@@ -27,16 +25,8 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     rotated, window = _rotated(base), window_in_use(base, default=None)
     windows = layer_windows(fields, window, [window is not None and not one for one in rotated])
-    facts = base.facts(
-        [base.rope(), no_rope(base.head_dim)],
-        [0 if one else 1 for one in rotated],
-    )
     specs = base.attentions(windows, qkv_bias=bias, o_bias=bias)
-    layers = [
-        PreNormLayer(Attention(spec, i), base.mlp(bias=mlp_bias), base.hidden_size, base.eps)
-        for i, spec in enumerate(specs)
-    ]
-    return CausalLM(facts, layers)
+    return decoder(base, specs, lambda i: base.mlp(bias=mlp_bias), rotated=rotated)
 
 
 def _rotated(base: BaseConfig) -> list[bool]:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import te, tirx
+from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.states import State
@@ -10,78 +16,174 @@ from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
-from mlcpipe.nn.norm import RMSNorm
+from mlcpipe.nn.norm import layer_norm, norm_weight, rms_norm
 from mlcpipe.nn.step_states import StepStates
 
 
 class Attention(AttentionBlock):
-    """o(attend(rope(norm(q)), rope(norm(k)), v)): x [m, hidden] -> [m, hidden].
-
-    `spec.norm` is "" (none), "head" (RMS norm over each head's dimensions: Qwen3, Gemma 3) or "all"
-    (over the whole projection: OLMo 2).
-    """
+    """o(attend(rope(norm(q)), rope(norm(k)), v)), and what else `spec` says: x [m, hidden] -> [m, hidden]."""
 
     def __init__(self, spec: AttentionSpec, layer: int) -> None:
         self.spec, self.layer = spec, layer
-        self.add_projections(spec)
-        *norms, output = spec.names
-        setattr(self, output, Linear(spec.q_size, spec.hidden_size, spec.o_bias))
+        self._add_projections()
+        self.o_proj = Linear(spec.q_size, spec.hidden_size, spec.o_bias)
         if spec.sinks:
             self.sinks = Float32((spec.num_heads,))
         if spec.norm:
-            sizes = (spec.q_size, spec.kv_size) if spec.norm == "all" else (spec.head_dim, spec.head_dim)
-            for name, size in zip(norms, sizes):
-                setattr(self, name, RMSNorm(size, spec.norm_eps, spec.norm_offset))
+            sizes = (spec.num_heads, spec.num_kv_heads)
+            self.q_norm, self.k_norm = (
+                spec.norm_of(count * spec.head_dim) if spec.norm == "all" else HeadNorm(spec, count) for count in sizes
+            )
+        if spec.gate:
+            self.gate_proj = Linear(spec.hidden_size, spec.num_heads if spec.gate == "head" else spec.q_size)
+        if spec.sub_norm:
+            self.sub_norm = spec.norm_of(spec.q_size)
 
     def states(self, model: LanguageModel) -> list[State]:
         """The states of the layer."""
         return [model.attention_state(self.spec, f"layers.{self.layer}.attention", self.layer)]
 
-    def add_projections(self, spec: AttentionSpec) -> None:
-        """Declare the parameters of q, k and v, named as in the checkpoint."""
-        k = spec.input_size or spec.hidden_size
-        self.q_proj = Linear(k, spec.q_size, spec.qkv_bias)
-        self.k_proj = Linear(k, spec.kv_size, spec.qkv_bias)
-        self.v_proj = Linear(k, spec.kv_size, spec.qkv_bias)
+    def _add_projections(self) -> None:
+        spec = self.spec
+        k, bias = spec.input_size or spec.hidden_size, spec.qkv_bias
+        orders = [_halves(count, spec) for count in (spec.num_heads, spec.num_kv_heads)]
+        if spec.fused:
+            self.qkv_proj = Linear(k, spec.q_size + 2 * spec.kv_size, bias, order=_order_of_fused(spec, *orders))
+            return
+        self.q_proj = Linear(k, spec.q_size, bias, order=orders[0])
+        self.k_proj = Linear(k, spec.kv_size, bias, order=orders[1])
+        self.v_proj = Linear(k, spec.kv_size, bias)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
-        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        spec = self.spec
+        if not spec.fused:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = op.split(self.qkv_proj(x), [spec.q_size, spec.q_size + spec.kv_size], axis=1)
+        return q, k, v
 
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
-        q, k, v = self.project(x)
-        norms = [getattr(self, name) for name in spec.names[:2]] if spec.norm else []
+        q, k, v = (_clipped(one, spec.clip) for one in self._project(x))
         if spec.norm == "all":
-            q, k = (norm(one) for norm, one in zip(norms, (q, k)))
+            q, k = self.q_norm(q), self.k_norm(k)
         q = op.reshape(q, (m, spec.num_heads, spec.head_dim))
         k = op.reshape(k, (m, spec.num_kv_heads, spec.head_dim))
         v = op.reshape(v, (m, spec.num_kv_heads, spec.head_dim))
-        if spec.norm == "head":
-            q, k = (self._norm_heads(norm, one) for norm, one in zip(norms, (q, k)))
+        if spec.norm in ("head", "each"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        if spec.growth:
+            q = _grown(q, kv.positions(m), *spec.growth)
         func = definitions.apply_rope(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, x.dtype
         )
         out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), x.dtype)
         qkv = op.tensor_ir_op(func, "rope", [q, k, v, cos, sin], out)
-        output = getattr(self, spec.names[-1])
-        return output(kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None))
+        if spec.norm_after and spec.norm_of.weight:
+            weights = [self.q_norm.weight, self.k_norm.weight]
+            qkv = op.tensor_expr_op(_with_weights, "with_weights", [qkv, *weights, spec.num_heads, spec.num_kv_heads])
+        y = kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None)
+        y = self._gated(y, x) if spec.gate else y
+        return self.o_proj(self.sub_norm(y) if spec.sub_norm else y)
 
-    def _norm_heads(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """x [m, heads, D] -> normalized over D, through the 2-D kernel."""
-        m, heads, dim = x.shape
-        return op.reshape(norm(op.reshape(x, (m * heads, dim))), (m, heads, dim))
+    def _gated(self, y: Tensor, x: Tensor) -> Tensor:
+        """y [m, q_size] times the sigmoid of the gate of x."""
+        width = 1 if self.spec.gate == "element" else self.spec.head_dim
+
+        def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
+            return te.compute(
+                a.shape,
+                lambda i, j: (a[i, j].astype("float32") * tirx.sigmoid(gate[i, j // width].astype("float32"))).astype(
+                    a.dtype
+                ),
+                name="gated_heads",
+            )
+
+        return op.tensor_expr_op(product, "gated_heads", [y, self.gate_proj(x)])
 
 
-class FusedAttention(Attention):
-    """Attention with q, k and v in one matrix of the checkpoint, rows in that order (Phi-3)."""
+class HeadNorm(nn.Module):
+    """The norm of q or k as `spec` says; with `norm_after` its weights are applied after RoPE.
 
-    def add_projections(self, spec: AttentionSpec) -> None:
-        """Declare the one parameter of q, k and v."""
-        self.qkv_proj = Linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, spec.qkv_bias)
+    RoPE keeps a head's mean square, so that the norm may come before it.
+    """
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
-        q, k, v = op.split(self.qkv_proj(x), [self.spec.q_size, self.spec.q_size + self.spec.kv_size], axis=1)
-        return q, k, v
+    def __init__(self, spec: AttentionSpec, heads: int) -> None:
+        of, self.spec = spec.norm_of, spec
+        sets = heads if spec.norm == "each" else 1
+        self.weight = norm_weight(sets * spec.head_dim, of.offset) if of.weight else None
+        self.bias = nn.Parameter((sets * spec.head_dim,)) if of.bias else None
+        for vector in (self.weight, self.bias):
+            if vector is not None and (order := _halves(sets, spec)) is not None:
+                vector.attrs["order"] = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, heads, D] -> the same shape."""
+        (m, heads, dim), of = x.shape, self.spec.norm_of
+        apart = self.spec.norm_after or self.spec.norm == "each"
+        weight, bias = (None, None) if apart else (self.weight, self.bias)
+        rows = op.reshape(x, (m * heads, dim))
+        rows = rms_norm(rows, of.eps, weight) if of.kind == "rms" else layer_norm(rows, of.eps, weight, bias)
+        y = op.reshape(rows, (m, heads, dim))
+        if self.spec.norm != "each" or self.weight is None:
+            return y
+        weight = self.weight if self.weight.dtype == x.dtype else op.astype(self.weight, x.dtype)
+        return op.multiply(y, op.reshape(weight, (1, heads, dim)))
+
+
+def _with_weights(qkv: te.Tensor, q_weight: te.Tensor, k_weight: te.Tensor, heads: int, kv_heads: int) -> te.Tensor:
+    """qkv [m, heads + 2 kv_heads, D], q and k times a weight [D] each."""
+
+    def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
+        value, (of_q, of_k) = qkv[i, h, d], (one[d].astype(qkv.dtype) for one in (q_weight, k_weight))
+        rest = tirx.if_then_else(h < heads + kv_heads, value * of_k, value)
+        return tirx.if_then_else(h < heads, value * of_q, rest)
+
+    return te.compute(qkv.shape, element, name="with_weights")
+
+
+def _clipped(x: Tensor, bound: float) -> Tensor:
+    """x within +- bound; 0 is none."""
+    if not bound:
+        return x
+    low, high = (Tensor.from_scalar(sign * bound, x.dtype) for sign in (-1, 1))
+    return op.maximum(op.minimum(x, high), low)
+
+
+def _grown(q: Tensor, positions: Tensor, beta: float, length: int) -> Tensor:
+    """q [m, heads, D] times 1 + beta * log(1 + floor(position / length))."""
+
+    def product(x: te.Tensor, at: te.Tensor) -> te.Tensor:
+        def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
+            steps = tirx.floordiv(at[i], length).astype("float32") + tirx.const(1.0, "float32")
+            factor = tirx.const(1.0, "float32") + tirx.const(beta, "float32") * tirx.log(steps)
+            return (x[i, h, d].astype("float32") * factor).astype(x.dtype)
+
+        return te.compute(x.shape, element, name="grown")
+
+    return op.tensor_expr_op(product, "grown", [q, positions])
+
+
+def _halves(heads: int, spec: AttentionSpec) -> NDArray[np.int32] | None:
+    """The rows of `heads` heads in the order of halves, (j, j + d / 2), of interleaved ones; None if they are."""
+    d = spec.interleaved
+    if not d:
+        return None
+    rows = np.arange(heads * spec.head_dim, dtype=np.int32).reshape(heads, spec.head_dim)
+    rows[:, :d] = rows[:, :d].reshape(heads, d // 2, 2).swapaxes(1, 2).reshape(heads, d)
+    return rows.reshape(-1)
+
+
+def _order_of_fused(spec: AttentionSpec, *halves: NDArray[np.int32] | None) -> NDArray[Any] | None:
+    """The rows of q, of k and of v in the checkpoint's one matrix; None if that is their order."""
+    if spec.fused == "parts" and halves[0] is None:
+        return None
+    rows = np.arange(spec.q_size + 2 * spec.kv_size, dtype=np.int32)
+    q, k, v = np.split(rows, [spec.q_size, spec.q_size + spec.kv_size])
+    if spec.fused == "groups":
+        group = spec.q_size // spec.num_kv_heads
+        parts = rows.reshape(spec.num_kv_heads, -1)
+        q, k, v = (part.reshape(-1) for part in np.split(parts, [group, group + spec.head_dim], axis=1))
+    q, k = (part if order is None else part[order] for part, order in zip((q, k), halves))
+    return np.concatenate([q, k, v])

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tvm.relax.frontend import nn
+
+from mlcpipe.nn.norm import NormSpec
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
     """Static facts of an attention block. `scale` multiplies scores, None is head_dim ** -0.5; `softcap` bounds them.
 
-    `window`: tokens that a query attends to, itself included; None is all. `input_size` is the width of the input of q,
-    k and v; None is hidden_size. `sinks`: each query head has a learned logit that counts in its softmax and has no
-    value. `names` are the parameter names of the norms of q and k, and of o.
+    norm           of q and k: "head" is over each head's dimensions, "each" too, with weights for each head, "all" is
+                   over the whole projection
+    norm_of        what those norms are
+    norm_after     they come after RoPE (RMS norms over heads alone)
+    window         tokens that a query attends to, itself included; None is all
+    input_size     width of the input of q, k and v; None is hidden_size
+    sinks          each query head has a learned logit that counts in its softmax and has no value
+    fused          q, k and v are one matrix: "parts" one after the other, "groups" for each KV head its queries, k, v
+    interleaved    dimensions of each q and k head that the checkpoint has in pairs (2j, 2j + 1) for RoPE
+    clip           q, k and v are bounded to +- this number
+    gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"
+    sub_norm       a norm before the output's matrix
+    growth         (beta, length): q times 1 + beta * log(1 + floor(position / length)), as Llama 4 and Ministral 3 do
     """
 
     hidden_size: int
@@ -22,15 +35,20 @@ class AttentionSpec:
     head_dim: int
     qkv_bias: bool = False
     o_bias: bool = False
-    norm: str = ""
-    norm_eps: float = 1e-6
-    norm_offset: float = 0.0
+    norm: Literal["", "head", "each", "all"] = ""
+    norm_of: NormSpec = NormSpec()
+    norm_after: bool = False
     scale: float | None = None
     softcap: float = 0.0
     window: int | None = None
     sinks: bool = False
     input_size: int | None = None
-    names: tuple[str, str, str] = ("q_norm", "k_norm", "o_proj")
+    fused: Literal["", "parts", "groups"] = ""
+    interleaved: int = 0
+    clip: float = 0.0
+    gate: Literal["", "element", "head"] = ""
+    sub_norm: bool = False
+    growth: tuple[float, int] | None = None
 
     @property
     def q_size(self) -> int:

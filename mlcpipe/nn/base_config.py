@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention_spec import AttentionSpec
-from mlcpipe.nn.config import Fields, check_architecture, rope_table
+from mlcpipe.nn.config import Fields, check_architecture, layer_windows, rope_table
 from mlcpipe.nn.language_model import ModelFacts
-from mlcpipe.nn.mlp import GatedMLP, activation
+from mlcpipe.nn.mlp import GatedMLP, PlainMLP, activation
+from mlcpipe.nn.norm import NormSpec
 from mlcpipe.nn.rope import Rope, read_rope
 
 # Rope types that every family supports; longrope is defined for Phi-3 only.
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+# The shared fields that some families call otherwise.
+_SHARED = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "tie_word_embeddings",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Defaults:
     """A family's defaults in transformers, for fields that config.json omits.
 
-    `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads.
-    `act_field` is the name of the activation field, `eps_field` that of the norms' epsilon.
+    `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads. `norm`:
+    what its norms are; files state their epsilon. `names`: what the family calls the fields of Llama's config.json.
     """
 
-    positions: int
+    positions: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
-    eps: float = 1e-6
+    norm: NormSpec = NormSpec()
     theta: float = 1e4
     tied: bool = False
     act: str = "silu"
-    act_field: str = "hidden_act"
-    eps_field: str = "rms_norm_eps"
     intermediate_size: int | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,43 +56,58 @@ class BaseConfig:
     num_kv_heads: int
     head_dim: int
     positions: int
-    eps: float
+    norm: NormSpec
     theta: float
     act: str
     tied: bool
 
-    def rope(self) -> Rope:
+    def rope(self, partial: float | None = None) -> Rope:
         """The frequencies of a model with one set for all layers.
 
-        A top-level `original_max_position_embeddings` overrides the rope dictionary's, as in transformers.
+        A top-level `original_max_position_embeddings` overrides the rope dictionary's, as in transformers. `partial`:
+        the family rotates a part of each head, by default this one; None: whole heads.
         """
         original = self.fields.optional_integer("original_max_position_embeddings", None, low=2)
-        return self.read_rope(rope_table(self.fields), self.theta, original=original)
+        return self.read_rope(rope_table(self.fields), self.theta, original=original, partial=partial)
 
-    def read_rope(self, table: Mapping[str, Any], theta: float, *, original: int | None = None) -> Rope:
-        """The frequencies of one rope dictionary. Raises ConfigError for partial rotation."""
-        for fields in (self.fields, Fields(table, "config.json rope_parameters")):
-            fields.refuse(partial_rotary_factor=[None, 1, 1.0])
-        return read_rope(table, self.head_dim, self.positions, theta=theta, original=original, kinds=ROPE_KINDS)
+    def read_rope(
+        self, table: Mapping[str, Any], theta: float, *, original: int | None = None, partial: float | None = None
+    ) -> Rope:
+        """The frequencies of one rope dictionary. Raises ConfigError for partial rotation if `partial` is None."""
+        if partial is None:
+            for fields in (self.fields, Fields(table, "config.json rope_parameters")):
+                fields.refuse(partial_rotary_factor=[None, 1, 1.0])
+        else:
+            partial = self.fields.number("partial_rotary_factor", partial, low=0.0, high=1.0)
+        return read_rope(
+            table, self.head_dim, self.positions, theta=theta, original=original, kinds=ROPE_KINDS,
+            partial=1.0 if partial is None else partial,
+        )  # fmt: skip
 
     def attention(self, **options: Any) -> AttentionSpec:
         """The attention spec; `options` are passed to AttentionSpec."""
-        return AttentionSpec(
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            norm_eps=self.eps,
-            **options,
-        )
+        given: dict[str, Any] = {
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "norm_of": self.norm,
+        }
+        return AttentionSpec(**given | options)
 
-    def attentions(self, windows: Sequence[int | None], **options: Any) -> list[AttentionSpec]:
-        """The attention spec of each layer, by its window."""
+    def attentions(self, windows: Sequence[int | None] | None = None, **options: Any) -> list[AttentionSpec]:
+        """The attention spec of each layer, by its window; None: no layer has one, and files must not say so."""
+        if windows is None:
+            windows = layer_windows(self.fields, None, [False] * self.num_layers, fixed=True)
         return [self.attention(window=window, **options) for window in windows]
 
     def mlp(self, **options: Any) -> GatedMLP:
         """A dense MLP; `options` are passed to GatedMLP."""
-        return GatedMLP(self.hidden_size, self.intermediate_size, self.act, **options)
+        return GatedMLP(self.hidden_size, options.pop("width", self.intermediate_size), self.act, **options)
+
+    def plain_mlp(self, bias: bool = False) -> PlainMLP:
+        """An MLP of two matrices."""
+        return PlainMLP(self.hidden_size, self.intermediate_size, self.act, bias)
 
     def facts(self, ropes: Sequence[Rope], rope_of: Sequence[int] | None = None, **options: Any) -> ModelFacts:
         """The model's facts; `options` are passed to ModelFacts. Without `rope_of` all layers use ropes[0]."""
@@ -99,7 +119,6 @@ class BaseConfig:
             context_length=max(self.positions, *(rope.reach for rope in ropes)),
             ropes=tuple(ropes),
             rope_of=(0,) * self.num_layers if rope_of is None else tuple(rope_of),
-            norm_eps=self.eps,
             tied=self.tied,
             **options,
         )
@@ -113,30 +132,33 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
     fields = Fields(config)
     check_architecture(fields)
     fields.refuse(**neutral)
-    heads = fields.integer("num_attention_heads", high=4096)
-    kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_kv_heads, high=4096) or heads
+    name = {one: defaults.names.get(one, one) for one in _SHARED}
+    heads = fields.integer(name["num_attention_heads"], high=4096)
+    kv_heads = fields.optional_integer(name["num_key_value_heads"], defaults.num_kv_heads, high=4096) or heads
     if heads % kv_heads:
         raise ConfigError(
-            "field num_key_value_heads", where=fields.where, expected=f"a divisor of {heads}", found=kv_heads
+            f"field {name['num_key_value_heads']}", where=fields.where, expected=f"a divisor of {heads}", found=kv_heads
         )
-    hidden = fields.integer("hidden_size")
-    act = fields.get(defaults.act_field, defaults.act)
-    activation(act)
+    hidden = fields.integer(name["hidden_size"])
+    act = fields.get(name["hidden_act"], defaults.act)
+    if act != "xielu":
+        activation(act)
+    eps = fields.number(name["rms_norm_eps"], defaults.norm.eps, low=0.0, high=1.0)
     return BaseConfig(
         fields=fields,
         model_type=str(config["model_type"]),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", defaults.intermediate_size),
-        num_layers=fields.integer("num_hidden_layers", high=1024),
+        intermediate_size=fields.integer(name["intermediate_size"], defaults.intermediate_size),
+        num_layers=fields.integer(name["num_hidden_layers"], high=1024),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=_head_dim(fields, defaults, hidden // heads),
-        positions=fields.integer("max_position_embeddings", defaults.positions, high=1 << 30),
-        eps=fields.number(defaults.eps_field, defaults.eps, low=0.0, high=1.0),
-        theta=fields.number("rope_theta", defaults.theta, low=1.0),
+        positions=fields.integer(name["max_position_embeddings"], defaults.positions, high=1 << 30),
+        norm=replace(defaults.norm, eps=eps),
+        theta=fields.number(name["rope_theta"], defaults.theta, low=1.0),
         act=act,
-        tied=fields.flag("tie_word_embeddings", defaults.tied),
+        tied=fields.flag(name["tie_word_embeddings"], defaults.tied),
     )
 
 

@@ -12,26 +12,35 @@ from mlcpipe.nn.draft_head import DraftHead
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts
 from mlcpipe.nn.linear import Embedding, Linear
-from mlcpipe.nn.norm import RMSNorm
+from mlcpipe.nn.norm import NormSpec
 from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.rows import scaled
 from mlcpipe.nn.step_states import StepStates
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and final norm, named as in Hugging Face's `model`; families have names of their own for it."""
+    """Embedding, layers and final norm, named as in Hugging Face's `model`.
 
-    def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module], norm: str) -> None:
-        self.facts, self.norm_name = facts, norm
+    `positions`: learned vectors of that many positions, from row `first` on, are added to the embeddings.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        layers: Sequence[nn.Module],
+        norm: NormSpec,
+        *,
+        embedding_norm: bool,
+        positions: tuple[int, int] | None,
+    ) -> None:
+        self.facts, self.first = facts, 0
         self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size)
+        if positions is not None:
+            self.first, count = positions
+            self.embed_positions = Embedding(self.first + count, facts.hidden_size, quantize=False)
+        self.embedding_norm = norm(facts.hidden_size) if embedding_norm else None
         self.layers = nn.ModuleList(list(layers))
-        setattr(self, norm, RMSNorm(facts.hidden_size, facts.norm_eps, facts.norm_offset))
-
-    @property
-    def final_norm(self) -> RMSNorm:
-        """The norm after all layers."""
-        found: RMSNorm = getattr(self, self.norm_name)
-        return found
+        self.norm = norm(facts.hidden_size)
 
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, kept: Sequence[int] = ()) -> list[Tensor]:
         """x [m, hidden] -> the inputs [m, hidden] of the layers `kept`, and the normalized hidden states."""
@@ -39,11 +48,19 @@ class Decoder(nn.Module):
         positions = kv.positions(rows)
         lengths = kv.rope_lengths(rows) if any(rope.depends_on_length for rope in self.facts.ropes) else None
         tables = [cos_sin(rope, positions, lengths) for rope in self.facts.ropes]
+        x = self._placed(x, positions)
         inputs = []
         for index, (layer, rope) in enumerate(zip(self.layers, self.facts.rope_of)):
             inputs += [x] if index in kept else []
             x = layer(x, kv, *tables[rope])
-        return [*inputs, self.final_norm(x)]
+        return [*inputs, self.norm(x)]
+
+    def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings [m, hidden] at their positions, normalized if the model does so."""
+        if hasattr(self, "embed_positions"):
+            first = Tensor.from_scalar(self.first, "int32")
+            x = op.add(x, self.embed_positions(op.add(positions, first) if self.first else positions))
+        return x if self.embedding_norm is None else self.embedding_norm(x)
 
 
 class CausalLM(LanguageModel):
@@ -53,12 +70,22 @@ class CausalLM(LanguageModel):
     tokens of all sequences.
     """
 
-    def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module], norm: str = "norm") -> None:
+    def __init__(
+        self,
+        facts: ModelFacts,
+        layers: Sequence[nn.Module],
+        norm: NormSpec,
+        *,
+        head_bias: bool = False,
+        embedding_norm: bool = False,
+        positions: tuple[int, int] | None = None,
+    ) -> None:
+        """`head_bias`: of the logits; the others are those of `Decoder`."""
         super().__init__(facts)
         self.draft_head: DraftHead | None = None
-        self.model = Decoder(facts, layers, norm)
+        self.model = Decoder(facts, layers, norm, embedding_norm=embedding_norm, positions=positions)
         if not facts.tied:
-            self.lm_head = Linear(facts.hidden_size, facts.vocab_size)
+            self.lm_head = Linear(facts.hidden_size, facts.vocab_size, head_bias)
             self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)
 
     def add_draft_head(self, head: DraftHead) -> None:

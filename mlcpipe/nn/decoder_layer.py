@@ -1,79 +1,79 @@
-"""The three decoder layers: norms before, after, or around attention and MLP.
-
-`names`: the norm before attention, attention, the norm before the MLP, and the MLP; "" for none.
-"""
+"""A decoder layer: a mixer of tokens and an MLP, each added to the residual stream, with norms where its form says."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.kv_cache import PagedKVCache
-from mlcpipe.nn.norm import RMSNorm
+from mlcpipe.nn.norm import NormSpec
 from mlcpipe.nn.rows import scaled
 from mlcpipe.nn.step_states import StepStates
 
 
-class PreNormLayer(nn.Module):
-    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)). Tensor names as in HF's Llama, or `names`."""
+@dataclass(frozen=True)
+class LayerForm:
+    """The names of a layer's norms, "" for none: of the inputs and the outputs of the mixer and the MLP.
 
-    NAMES = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+    `parallel`: mixer and MLP read the same residual stream; an MLP without a norm of its own reads the mixer's input.
+    """
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+    parallel: bool = False
+
+
+PRE_NORM = LayerForm()
+POST_NORM = LayerForm("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+SANDWICH_NORM = LayerForm(
+    after_mixer="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+PARALLEL = LayerForm(before_mlp="", parallel=True)
+
+
+class DecoderLayer(nn.Module):
+    """x += scale * after(mixer(before(x))); x += scale * after(mlp(before(x))). `scale` is the residual multiplier.
+
+    The mixer's attribute is `mixer_name`: "self_attn", or "conv".
+    """
 
     def __init__(
         self,
-        attention: nn.Module,
+        mixer: nn.Module,
         mlp: nn.Module,
         hidden_size: int,
-        eps: float,
+        norm: NormSpec,
+        form: LayerForm = PRE_NORM,
         scale: float = 1.0,
-        names: tuple[str, str, str, str] = NAMES,
+        mixer_name: str = "self_attn",
     ) -> None:
-        self.scale, self.names = scale, names
-        for name, block in zip(names, (RMSNorm(hidden_size, eps), attention, RMSNorm(hidden_size, eps), mlp)):
-            setattr(self, name, block)
+        self.form, self.scale, self.mixer_name = form, scale, mixer_name
+        for name, block in (
+            (form.before_mixer, norm(hidden_size)), (mixer_name, mixer), (form.after_mixer, norm(hidden_size)),
+            (form.before_mlp, norm(hidden_size)), ("mlp", mlp), (form.after_mlp, norm(hidden_size)),
+        ):  # fmt: skip
+            if name:
+                setattr(self, name, block)
 
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        norm, attention, mlp_norm, mlp = (getattr(self, name) for name in self.names)
-        x = op.add(x, scaled(attention(norm(x), kv, cos, sin), self.scale))
-        return op.add(x, scaled(mlp(mlp_norm(x)), self.scale))
+        form, mixer = self.form, getattr(self, self.mixer_name)
+        mixed = self._normed(form.before_mixer, x)
+        y = op.add(x, self._added(form.after_mixer, mixer(mixed, kv, cos, sin)))
+        if not form.parallel:
+            return op.add(y, self._added(form.after_mlp, self.mlp(self._normed(form.before_mlp, y))))
+        fed = self._normed(form.before_mlp, x) if form.before_mlp else mixed
+        return op.add(y, self._added(form.after_mlp, self.mlp(fed)))
 
+    def _normed(self, name: str, x: Tensor) -> Tensor:
+        normed: Tensor = getattr(self, name)(x) if name else x
+        return normed
 
-class PostNormLayer(nn.Module):
-    """x += norm(attention(x)); x += norm(mlp(x)). Tensor names as in Hugging Face's OLMo 2."""
-
-    names = ("", "self_attn", "", "mlp")
-
-    def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float) -> None:
-        self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
-        self.mlp = mlp
-        self.post_feedforward_layernorm = RMSNorm(hidden_size, eps)
-
-    def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [m, hidden] -> [m, hidden]."""
-        x = op.add(x, self.post_attention_layernorm(self.self_attn(x, kv, cos, sin)))
-        return op.add(x, self.post_feedforward_layernorm(self.mlp(x)))
-
-
-class SandwichNormLayer(nn.Module):
-    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Tensor names as in Hugging Face's Gemma 2."""
-
-    names = ("input_layernorm", "self_attn", "pre_feedforward_layernorm", "mlp")
-
-    def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, offset: float) -> None:
-        """`offset` is added to the weight of every norm."""
-        self.input_layernorm = RMSNorm(hidden_size, eps, offset)
-        self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps, offset)
-        self.pre_feedforward_layernorm = RMSNorm(hidden_size, eps, offset)
-        self.mlp = mlp
-        self.post_feedforward_layernorm = RMSNorm(hidden_size, eps, offset)
-
-    def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [m, hidden] -> [m, hidden]."""
-        attended = self.self_attn(self.input_layernorm(x), kv, cos, sin)
-        x = op.add(x, self.post_attention_layernorm(attended))
-        fed = self.mlp(self.pre_feedforward_layernorm(x))
-        return op.add(x, self.post_feedforward_layernorm(fed))
+    def _added(self, norm: str, y: Tensor) -> Tensor:
+        return scaled(self._normed(norm, y), self.scale)

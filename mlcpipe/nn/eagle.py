@@ -39,10 +39,10 @@ class EagleLayer(nn.Module):
 
     def __init__(self, base: BaseConfig, norm_before_residual: bool) -> None:
         self.norm_before_residual = norm_before_residual
-        self.hidden_norm = RMSNorm(base.hidden_size, base.eps)
-        self.input_layernorm = RMSNorm(base.hidden_size, base.eps)
+        self.hidden_norm = RMSNorm(base.hidden_size, base.norm.eps)
+        self.input_layernorm = RMSNorm(base.hidden_size, base.norm.eps)
         self.self_attn = Attention(base.attention(input_size=2 * base.hidden_size), 0)
-        self.post_attention_layernorm = RMSNorm(base.hidden_size, base.eps)
+        self.post_attention_layernorm = RMSNorm(base.hidden_size, base.norm.eps)
         self.mlp = base.mlp()
 
     def attend(self, embedded: Tensor, x: Tensor, kv: StepStates, cos: Tensor, sin: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class EagleModule(nn.Module):
     def __init__(self, base: BaseConfig, target_hidden: int, vocab: int, before: bool, embeds: bool) -> None:
         self.fc = Linear(3 * target_hidden, base.hidden_size)
         self.midlayer = EagleLayer(base, before)
-        self.norm = RMSNorm(base.hidden_size, base.eps)
+        self.norm = RMSNorm(base.hidden_size, base.norm.eps)
         self.lm_head = Linear(base.hidden_size, vocab)
         if embeds:
             self.embed_tokens = Embedding(base.vocab_size, base.hidden_size)

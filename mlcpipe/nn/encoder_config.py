@@ -60,6 +60,5 @@ def encoder_facts(
         hidden_size=spec.hidden_size,
         num_layers=layers,
         context_length=fields.integer("max_position_embeddings", positions, high=1 << 30),
-        norm_eps=spec.eps,
         **options,
     )

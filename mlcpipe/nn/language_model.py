@@ -12,6 +12,7 @@ from tvm.relax.frontend import nn
 from mlcpipe.bundle.states import State
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
+from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.rope import Rope
 from tir_schedules.paged import QUANTIZED
 
@@ -31,8 +32,6 @@ class ModelFacts:
     context_length: int
     ropes: tuple[Rope, ...]
     rope_of: tuple[int, ...]
-    norm_eps: float
-    norm_offset: float = 0.0
     tied: bool = False
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
@@ -60,9 +59,10 @@ class Stateful(Protocol):
 
 
 class LanguageModel(nn.Module):
-    """The compiler's view of any model: its facts, its states, dtypes and the folder of kernels."""
+    """The compiler's view of any model: its facts, its states, dtypes, the folder of kernels, checkpoints' names."""
 
     model: nn.Module
+    names = CheckpointNames()
 
     def __init__(self, facts: ModelFacts) -> None:
         self.facts = facts

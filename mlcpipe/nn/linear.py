@@ -1,14 +1,16 @@
 """Weights that a scheme may pack: linear layers, embeddings, experts.
 
 The compiler reads a parameter's `attrs`: `pack` ("scheme" or "plain") stores it packed, or ("float32") as it is; `add`
-is a constant that the converter adds (Gemma's 1 + w), `sources` are checkpoint tensors with other names. See
-`weights/table.py`.
+is a constant that the converter adds (Gemma's 1 + w), `sources` are checkpoint tensors with other names, `order`
+int32[rows] are the rows of the checkpoint's tensor in the order in which they are stored. See `weights/table.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
@@ -29,12 +31,25 @@ class Float32(nn.Parameter):
 
 
 class Linear(nn.Module):
-    """y = x W^T (+ b): x [m, in_features] -> [m, out_features]. `quantize=False` keeps W in the model dtype."""
+    """y = x W^T (+ b): x [m, in_features] -> [m, out_features]. `quantize=False` keeps W in the model dtype.
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = False, quantize: bool = True) -> None:
+    `order` int32[out_features]: the rows of the checkpoint's tensors; None if that is their order.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        quantize: bool = True,
+        order: NDArray[np.int32] | None = None,
+    ) -> None:
         self.weight = nn.Parameter((out_features, in_features))
         self.weight.attrs["pack"] = "scheme" if quantize else "plain"
         self.bias = nn.Parameter((out_features,)) if bias else None
+        for parameter in (self.weight, self.bias):
+            if parameter is not None and order is not None:
+                parameter.attrs["order"] = order
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, in_features] -> [m, out_features]."""

@@ -1,15 +1,17 @@
-"""The gated feed-forward block (Shazeer 2020: SwiGLU, GeGLU)."""
+"""The feed-forward block, gated (Shazeer 2020: SwiGLU, GeGLU) or of two matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.linear import Linear
+from mlcpipe.nn.linear import Float32, Linear
+from mlcpipe.nn.norm import NormSpec
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -21,6 +23,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_python_tanh": lambda x: op.gelu(x, approximate="tanh"),
     "gelu_new": lambda x: op.gelu(x, approximate="tanh"),
     "relu": op.relu,
+    "relu2": lambda x: op.square(op.relu(x)),
 }
 
 
@@ -38,40 +41,81 @@ def gated(act: Activation, gate_up: Tensor) -> Tensor:
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)): x [m, hidden] -> [m, hidden]. `names` are those of gate, up and down."""
+    """down(act(gate(x)) * up(x)): x [m, hidden] -> [m, hidden]. `sub_norm`: a norm of what down multiplies."""
 
-    NAMES = ("gate_proj", "up_proj", "down_proj")
+    inner = ("gate_proj", "up_proj")
 
     def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        act: str,
-        bias: bool = False,
-        names: tuple[str, str, str] = NAMES,
+        self, hidden_size: int, width: int, act: str, bias: bool = False, sub_norm: NormSpec | None = None
     ) -> None:
-        self.act, self.names = activation(act), names
-        *inner, down = names
-        for name in inner:
-            setattr(self, name, Linear(hidden_size, intermediate_size, bias))
-        setattr(self, down, Linear(intermediate_size, hidden_size, bias))
+        self.act = activation(act)
+        self.gate_proj = Linear(hidden_size, width, bias)
+        self.up_proj = Linear(hidden_size, width, bias)
+        self.sub_norm = sub_norm(width) if sub_norm else None
+        self.down_proj = Linear(width, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        gate, up, down = (getattr(self, name) for name in self.names)
-        return down(op.multiply(self.act(gate(x)), up(x)))
+        y = op.multiply(self.act(self.gate_proj(x)), self.up_proj(x))
+        return self.down_proj(self.sub_norm(y) if self.sub_norm else y)
 
 
 class FusedGatedMLP(nn.Module):
     """GatedMLP with gate and up in one matrix, gate rows first: x [m, hidden] -> [m, hidden]."""
 
-    names = ("gate_up_proj", "down_proj")
+    inner = ("gate_up_proj",)
 
-    def __init__(self, hidden_size: int, intermediate_size: int, act: str) -> None:
+    def __init__(self, hidden_size: int, width: int, act: str) -> None:
         self.act = activation(act)
-        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size)
-        self.down_proj = Linear(intermediate_size, hidden_size)
+        self.gate_up_proj = Linear(hidden_size, 2 * width)
+        self.down_proj = Linear(width, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         return self.down_proj(gated(self.act, self.gate_up_proj(x)))
+
+
+class PlainMLP(nn.Module):
+    """down(act(up(x))): x [m, hidden] -> [m, hidden]."""
+
+    inner = ("up_proj",)
+
+    def __init__(self, hidden_size: int, width: int, act: str, bias: bool = False) -> None:
+        self.act_fn = XIELU() if act == "xielu" else None
+        self.act: Activation = self.act_fn or activation(act)
+        self.up_proj = Linear(hidden_size, width, bias)
+        self.down_proj = Linear(width, hidden_size, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        return self.down_proj(self.act(self.up_proj(x)))
+
+
+class XIELU(nn.Module):
+    """x > 0: p x^2 + x / 2, else n (expm1(min(x, -1e-6)) - x) + x / 2, with two learned numbers (Huang & Schlag 2024).
+
+    p = softplus(alpha_p), n = 1 / 2 + softplus(alpha_n), in float32.
+    """
+
+    def __init__(self) -> None:
+        self.alpha_p, self.alpha_n = Float32((1,)), Float32((1,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, n] -> the same shape."""
+        return op.tensor_expr_op(_xielu, "xielu", [x, self.alpha_p, self.alpha_n])
+
+
+def _xielu(x: te.Tensor, alpha_p: te.Tensor, alpha_n: te.Tensor) -> te.Tensor:
+    one, half = tirx.const(1.0, "float32"), tirx.const(0.5, "float32")
+
+    def softplus(value: tirx.PrimExpr) -> tirx.PrimExpr:
+        return tirx.max(value, tirx.const(0.0, "float32")) + tirx.log(one + tirx.exp(-tirx.abs(value)))
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        value = x[i, j].astype("float32")
+        positive = softplus(alpha_p[0]) * value * value
+        small = tirx.exp(tirx.min(value, tirx.const(-1e-6, "float32"))) - one
+        negative = (half + softplus(alpha_n[0])) * (small - value)
+        return (tirx.if_then_else(value > 0, positive, negative) + half * value).astype(x.dtype)
+
+    return te.compute(x.shape, element, name="xielu")

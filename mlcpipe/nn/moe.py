@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from typing import Literal
 
 from tvm import te, tirx
 from tvm.relax.frontend import nn
@@ -13,75 +16,168 @@ from tvm.script import tirx as T
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
-from mlcpipe.nn.linear import ExpertLinear, Linear
-from mlcpipe.nn.mlp import activation, gated
+from mlcpipe.nn.linear import ExpertLinear, Float32, Linear
+from mlcpipe.nn.mlp import GatedMLP, activation, gated
+from mlcpipe.nn.rows import scaled
 from tir_schedules.op import tag
 
 
 @dataclass(frozen=True)
-class ExpertNames:
-    """The checkpoint's names of an expert's three matrices."""
+class Routing:
+    """How a router chooses experts and weighs their results.
 
-    gate: str
-    up: str
-    down: str
+    scores = `score`(logits); the `chosen` best of scores + bias are taken, the lower id of equals; their weights are
+    their scores, divided by (their sum + `epsilon`) with `normalize`, times `scale`.
+
+    bias    the router has a correction bias for the choice (DeepSeek-V3, Liu et al. 2024)
+    groups  experts are in that many groups, of which those `top_groups` count whose `group_score` is best: their
+            largest number ("max") or the sum of their two largest ("top2")
+    """
+
+    experts: int
+    chosen: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = False
+    epsilon: float = 0.0
+    scale: float = 1.0
+    bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "top2"
 
 
-def expert_counts(config: Fields, experts: int, chosen: int, *, low: int = 1) -> tuple[int, int]:
+def expert_counts(
+    config: Fields,
+    experts: int | None = None,
+    chosen: int | None = None,
+    *,
+    low: int = 1,
+    names: tuple[str, ...] = ("num_local_experts", "num_experts"),
+    chosen_name: str = "num_experts_per_tok",
+) -> tuple[int, int]:
     """(experts, experts per token) with the family's defaults.
 
-    Files use `num_experts` or `num_local_experts` (transformers 5 saves the latter for both families).
-    Raises ConfigError if they disagree, or if more experts are chosen than exist.
+    transformers 5 saves `num_local_experts` for families whose published files have `num_experts`. Raises ConfigError
+    if fields of both names disagree, or if more experts are chosen than exist.
     """
-    names = [name for name in ("num_local_experts", "num_experts") if config.get(name) is not None]
-    counts = [config.integer(name, low=low, high=4096) for name in names] or [experts]
+    found = [name for name in names if config.get(name) is not None] or list(names[:1])
+    counts = [config.integer(name, experts, low=low, high=4096) for name in found]
     if counts[0] != counts[-1]:
-        raise ConfigError("fields " + " and ".join(names), where=config.where, expected="one number", found=counts)
-    return counts[0], config.integer("num_experts_per_tok", chosen, high=max(counts[0], 1))
+        raise ConfigError("fields " + " and ".join(found), where=config.where, expected="one number", found=counts)
+    return counts[0], config.integer(chosen_name, chosen, high=max(counts[0], 1))
+
+
+class Router(Linear):
+    """hidden -> logits of the experts, and the bias of their choice."""
+
+    def __init__(self, hidden_size: int, routing: Routing) -> None:
+        super().__init__(hidden_size, routing.experts, quantize=False)
+        self.e_score_correction_bias = Float32((routing.experts,)) if routing.bias else None
 
 
 class SparseMoE(nn.Module):
     """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over the chosen experts e: x [m, hidden] -> [m, hidden].
 
-    Weights are the softmax over all experts in float32; with `normalize` those of the chosen experts sum to 1.
-    An expert's gate and up are one matrix, so a token's row is read once.
+    An expert's gate and up are one matrix, so a token's row is read once. `shared_width`: an expert that every token
+    uses is added, with `shared_gate` times the sigmoid of a learned product with x.
     """
 
     def __init__(
         self,
         hidden_size: int,
         width: int,
-        experts: int,
-        chosen: int,
-        *,
-        normalize: bool,
+        routing: Routing,
         act: str,
-        names: ExpertNames,
+        *,
+        shared_width: int = 0,
+        shared_gate: bool = False,
     ) -> None:
-        self.act, self.experts, self.chosen, self.normalize = activation(act), experts, chosen, normalize
-        self.gate = Linear(hidden_size, experts, quantize=False)
-        gate_up = [[f"experts.{e}.{name}" for name in (names.gate, names.up)] for e in range(experts)]
+        self.act, self.routing, experts = activation(act), routing, routing.experts
+        self.gate = Router(hidden_size, routing)
+        gate_up = [[f"experts.{e}.{name}_proj" for name in ("gate", "up")] for e in range(experts)]
         self.experts_gate_up = ExpertLinear(experts, hidden_size, 2 * width, gate_up)
-        down = [[f"experts.{e}.{names.down}"] for e in range(experts)]
+        down = [[f"experts.{e}.down_proj"] for e in range(experts)]
         self.experts_down = ExpertLinear(experts, width, hidden_size, down)
         for layer in (self.experts_gate_up, self.experts_down):
-            layer.weight.attrs["reads"] = Fraction(chosen, experts)
+            layer.weight.attrs["reads"] = Fraction(routing.chosen, experts)
+        self.shared_expert = GatedMLP(hidden_size, shared_width, act) if shared_width else None
+        self.shared_expert_gate = Linear(hidden_size, 1, quantize=False) if shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        weights, ids = route(self.gate(x), self.chosen, self.normalize)
+        weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
         inner = gated(self.act, self.experts_gate_up(x, ids, shared=True))
         outer = self.experts_down(inner, ids, shared=False)
-        return op.tensor_expr_op(combine, "moe_combine", [weights, outer])
+        y = op.tensor_expr_op(combine, "moe_combine", [weights, outer])
+        return y if self.shared_expert is None else op.add(y, self._shared(x))
+
+    def _shared(self, x: Tensor) -> Tensor:
+        assert self.shared_expert is not None
+        y = self.shared_expert(x)
+        if self.shared_expert_gate is None:
+            return y
+        return op.multiply(y, op.sigmoid(self.shared_expert_gate(x)))
 
 
-def route(logits: Tensor, chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """logits [m, experts] -> weights f32[m, chosen] and ids i32[m, chosen], as `moe_route`."""
+def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """logits [m, experts] -> weights f32[m, chosen] and ids i32[m, chosen], best first."""
     logits = logits if logits.dtype == "float32" else op.astype(logits, "float32")
-    shape = (logits.shape[0], chosen)
+    if routing.score == "softmax" and bias is None and routing.groups == 1:
+        weights, ids = _best(logits, routing.chosen, routing.normalize)
+        return scaled(weights, routing.scale), ids
+    scores = op.sigmoid(logits) if routing.score == "sigmoid" else op.softmax(logits, axis=-1)
+    choice = scores if bias is None else op.add(scores, bias)
+    if routing.groups > 1:
+        choice = _of_best_groups(choice, routing)
+    _, ids = _best(choice, routing.chosen, True)
+
+    def weigh(scores: te.Tensor, ids: te.Tensor) -> te.Tensor:
+        def element(i: tirx.Var, t: tirx.Var) -> tirx.PrimExpr:
+            own = scores[i, ids[i, t]]
+            if routing.normalize:
+                own = own / (_sum(scores[i, ids[i, s]] for s in range(routing.chosen)) + routing.epsilon)
+            return own * tirx.const(routing.scale, "float32")
+
+        return te.compute(ids.shape, element, name="moe_weights")
+
+    return op.tensor_expr_op(weigh, "moe_weights", [scores, ids]), ids
+
+
+def _of_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+    """choice f32[m, experts], -inf for experts of other groups than the best."""
+    m, each = choice.shape[0], routing.experts // routing.groups
+    first = 1 if routing.group_score == "max" else 2
+    by_group = op.reshape(choice, (m * routing.groups, each))
+    _, best = _best(by_group, first, True)
+
+    def score(values: te.Tensor, ids: te.Tensor) -> te.Tensor:
+        return te.compute(
+            (values.shape[0],), lambda i: _sum(values[i, ids[i, t]] for t in range(first)), name="group_scores"
+        )
+
+    scores = op.reshape(op.tensor_expr_op(score, "group_scores", [by_group, best]), (m, routing.groups))
+    _, groups = _best(scores, routing.top_groups, True)
+
+    def mask(values: te.Tensor, groups: te.Tensor) -> te.Tensor:
+        def element(i: tirx.Var, e: tirx.Var) -> tirx.PrimExpr:
+            among = [groups[i, t] == (e // each).astype("int32") for t in range(routing.top_groups)]
+            return tirx.if_then_else(tirx.any(*among), values[i, e], tirx.min_value("float32"))
+
+        return te.compute(values.shape, element, name="of_groups")
+
+    return op.tensor_expr_op(mask, "of_groups", [choice, groups])
+
+
+def _sum(values: Iterable[tirx.PrimExpr]) -> tirx.PrimExpr:
+    return functools.reduce(operator.add, values)
+
+
+def _best(scores: Tensor, count: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """scores f32[m, n] -> their softmax f32[m, count] and ids i32[m, count], as `moe_route`."""
+    shape = (scores.shape[0], count)
     out = [Tensor.placeholder(shape, "float32"), Tensor.placeholder(shape, "int32")]
-    func = moe_route(int(logits.shape[1]), chosen, normalize)
-    weights, ids = op.tensor_ir_op(func, "moe_route", [logits], out)
+    func = moe_route(int(scores.shape[1]), count, normalize)
+    weights, ids = op.tensor_ir_op(func, "moe_route", [scores], out)
     return weights, ids
 
 
@@ -109,7 +205,7 @@ def combine(weights: te.Tensor, outer: te.Tensor, *biased: te.Tensor) -> te.Tens
     return te.compute((weights.shape[0], outer.shape[1]), element, name="moe_combine")
 
 
-@cache  # TVM reads the source of the function and of all its callers, for tens of milliseconds
+@functools.cache  # TVM reads the source of the function and of all its callers, for tens of milliseconds
 def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
     """logits f32[m, experts] -> weights f32[m, chosen], ids i32[m, chosen]: best first, ties by lower id.
 

@@ -6,7 +6,7 @@ during a layer, so all layers share the pages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tvm.relax.frontend import nn
@@ -17,20 +17,9 @@ from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.encoder_layer import EncoderLayer
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
+from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.rows import rows_of, scaled
 from mlcpipe.nn.step_states import StepStates, argument
-
-
-@dataclass(frozen=True)
-class CheckpointNames:
-    """The checkpoints' names of the tensors `model.…`.
-
-    `prefixes`: alternatives for `model.`, of which the first that fits counts. `unused`: beginnings of names of tensors
-    that texts do not need, after the prefix or without it.
-    """
-
-    prefixes: tuple[str, ...] = ("model.", "")
-    unused: tuple[str, ...] = ()
 
 
 class TextEncoder(LanguageModel):

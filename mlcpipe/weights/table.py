@@ -18,6 +18,7 @@ from tvm.relax.frontend import nn
 from mlcpipe.checkpoint import Checkpoint, TensorInfo
 from mlcpipe.checkpoint.quantized_matrix import Parts, joined
 from mlcpipe.errors import CheckpointError
+from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.native_formats import pack_parts
@@ -39,9 +40,10 @@ class Weight:
     vector, or the taps of a convolution, that no scheme rounds). `add` is added after joining. The packing pass sets
     `scheme` and `layout`. `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row.
     `rows` is the half-open row range that it takes of the joined sources (of each expert); None is all. `part_rows`
-    are the rows of each source of a joined matrix. `columns`, int32[K] or [experts, K] as bytes, is the order in which
-    columns are stored if it is not their own: an array of the weight, too. `parts` are the weights that a pass puts
-    in its place, in order of its rows, where its sources are in several formats.
+    are the rows of each source of a joined matrix. `order`, int32[N] as bytes, are the rows of the joined sources in
+    the order in which they are stored, if it is not their own. `columns`, int32[K] or [experts, K] as bytes, is the
+    order in which columns are stored if it is not their own: an array of the weight, too. `parts` are the weights that
+    a pass puts in its place, in order of its rows, where its sources are in several formats.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Weight:
     reads: Fraction = Fraction(1)
     rows: tuple[int, int] | None = None
     part_rows: tuple[int, ...] = ()
+    order: bytes = b""
     columns: bytes = b""
     parts: tuple[Weight, ...] = ()
 
@@ -98,7 +101,8 @@ def _weight(name: str, param: nn.Parameter) -> Weight:
     sources = tuple(tuple(f"{parent}.{source}" for source in group) for group in attrs.get("sources", []))
     kind = attrs.get("pack", "vector")
     add, reads = float(attrs.get("add", 0.0)), Fraction(attrs.get("reads", 1))
-    return Weight(name, shape, str(param.dtype), kind, sources or ((name,),), add=add, reads=reads)
+    order = attrs["order"].tobytes() if "order" in attrs else b""
+    return Weight(name, shape, str(param.dtype), kind, sources or ((name,),), add=add, reads=reads, order=order)
 
 
 def join(weights: Sequence[Weight], name: str) -> Weight:
@@ -106,7 +110,20 @@ def join(weights: Sequence[Weight], name: str) -> Weight:
     first = weights[0]
     rows = tuple(w.shape[0] for w in weights)
     sources = (tuple(source for w in weights for source in w.sources[0]),)
-    return replace(first, name=name, shape=(sum(rows), *first.shape[1:]), sources=sources, part_rows=rows)
+    shape = (sum(rows), *first.shape[1:])
+    return replace(first, name=name, shape=shape, sources=sources, part_rows=rows, order=_joined_order(weights))
+
+
+def _joined_order(weights: Sequence[Weight]) -> bytes:
+    """The rows of all sources of some weights in the order in which they are stored; empty if it is their own."""
+    if not any(w.order for w in weights):
+        return b""
+    orders, begin = [], 0
+    for w in weights:
+        own = np.frombuffer(w.order, np.int32) if w.order else np.arange(w.shape[0], dtype=np.int32)
+        orders.append(own + np.int32(begin))
+        begin += w.shape[0]
+    return np.concatenate(orders).astype(np.int32).tobytes()
 
 
 def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
@@ -122,23 +139,24 @@ def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
 
 
 def as_named(
-    weights: Sequence[Weight], checkpoint: Checkpoint, prefixes: Sequence[str], unused: Sequence[str]
+    weights: Sequence[Weight], checkpoint: Checkpoint, names: CheckpointNames
 ) -> tuple[tuple[Weight, ...], tuple[str, ...]]:
-    """The weights with the checkpoint's prefix instead of `model.`, and the prefixes of `unused` tensors.
+    """The weights with the checkpoint's names of their sources, and the beginnings of names of unused tensors.
 
-    The prefix is the first of `prefixes` with which the checkpoint has the first weight.
+    The prefix is the first of the possible ones with which the checkpoint has the first weight.
     """
-    first = weights[0].sources[0][0].removeprefix("model.")
-    prefix = next((one for one in prefixes if one + first in checkpoint.tensors), prefixes[0])
+    first = names.published(weights[0].sources[0][0]).removeprefix("model.")
+    prefix = next((one for one in names.prefixes if one + first in checkpoint.tensors), names.prefixes[0])
 
     def named(source: str) -> str:
-        return prefix + source.removeprefix("model.") if source.startswith("model.") else source
+        published = names.published(source)
+        return prefix + published.removeprefix("model.") if published.startswith("model.") else published
 
     renamed = tuple(replace(w, sources=tuple(tuple(map(named, group)) for group in w.sources)) for w in weights)
-    return renamed, (*unused, *(prefix + name for name in unused))
+    return renamed, (*names.unused, *(prefix + name for name in names.unused))
 
 
-def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool, unused: Sequence[str] = ()) -> None:
+def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, unused: Sequence[str] = ()) -> None:
     """Check that every checkpoint tensor is used exactly once, and every source has the right shape.
 
     Tensors whose names begin with one of `unused` are allowed.
@@ -162,8 +180,6 @@ def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bo
             _check_shape(weight, group, checkpoint)
     left = [name for name in checkpoint.tensors if name not in used and not name.endswith(_IGNORED_SUFFIXES)]
     left = [name for name in left if not name.startswith(tuple(unused))]
-    if tied:
-        left = [name for name in left if name != "lm_head.weight"]
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise CheckpointError(
@@ -178,8 +194,10 @@ def _check_shape(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint)
     """Check that a group, joined along axis 0, has the shape of the weight (or of one expert)."""
     shape = weight.shape if weight.experts is None else weight.shape[1:]
     shapes = [checkpoint.tensors[name].shape for name in group]
-    if weight.kind == "float32" and len(shape) > 1:  # files have convolutions as [channels, 1, taps], or without the 1
-        shapes = [tuple(extent for extent in part if extent != 1) for part in shapes]
+    if weight.kind == "float32":  # files have convolutions as [channels, 1, taps], or without the 1
+        shapes = [tuple(extent for extent in part if extent != 1) or (1,) for part in shapes]
+    if weight.kind == "vector":  # norms of heads, as [heads, size]
+        shapes = [(int(np.prod(part)),) if len(part) == 2 else part for part in shapes]
     rows = sum(part[0] if part else 0 for part in shapes)
     if any(len(part) != len(shape) or part[1:] != shape[1:] for part in shapes) or rows != shape[0]:
         raise CheckpointError(
@@ -238,6 +256,8 @@ def _read(
     if weight.scheme is None or stored != {weight.scheme.name}:
         return _stored(weight, _joined(group, checkpoint, weight), method, inputs.get(group[0]))
     parts = joined([checkpoint.read_parts(name) for name in group])
+    if weight.order:
+        parts = parts.map(lambda part: part[np.frombuffer(weight.order, np.int32)])
     if weight.rows is not None:
         parts = parts.map(lambda part: part[slice(*weight.rows or ())])
     return _laid_out(weight, weight.scheme, pack_parts(weight.scheme, parts.codes, parts.scales, parts.subs))
@@ -256,6 +276,10 @@ def _joined(group: tuple[str, ...], checkpoint: Tensors, weight: Weight) -> Arra
     if len(group) > 1:
         parts = [full, *(checkpoint.read(name) for name in group[1:])]
         full = np.concatenate(parts)
+    if weight.kind == "vector":
+        full = full.reshape(-1)
+    if weight.order:
+        full = full[np.frombuffer(weight.order, np.int32)]
     if weight.rows is not None:
         full = full[slice(*weight.rows)]
     return full + np.float32(weight.add) if weight.add else full

@@ -17,11 +17,10 @@ import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.compiler import export
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
-from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
@@ -42,8 +41,7 @@ CONFIG = {
 def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, Defaults(positions=2048))
     specs = [replace(base.attention(window=w or None), num_heads=q, num_kv_heads=kv) for q, kv, w in LAYERS]
-    layers = [PreNormLayer(Attention(spec, i), base.mlp(), HIDDEN, base.eps) for i, spec in enumerate(specs)]
-    return CausalLM(base.facts([base.rope()]), layers)
+    return decoder(base, specs)
 
 
 def weights() -> dict[str, Array]:

@@ -26,7 +26,13 @@ Config = dict[str, Any]
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)\.(weight|bias)")
-_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
+    "output.weight": "lm_head.weight",
+    "output.bias": "lm_head.bias",
+}
 _BARE = ("attn_sinks",)  # no `.weight` in Hugging Face's name
 # Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
@@ -130,26 +136,35 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
 
 def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[GgufTensor]:
     """The tensors under Hugging Face's names, those of stacked experts apart; unknown ones keep their name."""
+    from mlcpipe.models import checkpoint_names
+
+    names = checkpoint_names(config["model_type"])
+
+    def published(name: str) -> str:
+        found = names.published(name)
+        return names.prefixes[0] + found.removeprefix("model.") if found.startswith("model.") else found
+
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for name, tensor in tensors.items():
         if name in ROPE_FACTORS:
             continue
         match = _BLOCK.fullmatch(name)
         if match is None:
-            name = "lm_head.weight" if name == "output.weight" else _TOP.get(name, name)
+            name = _TOP.get(name, name)
             part, _, suffix = name.rpartition(".")
             name = f"model.{family.names[part]}.{suffix}" if part in family.names else name
-            yield _as(tensor, name, add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
+            yield _as(tensor, published(name), add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
         if part in _BARE and part in family.names:
-            yield _as(tensor, f"model.layers.{layer}.{family.names[part]}")
+            yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}"))
         elif part in family.experts:
-            yield from _unstacked(tensor, f"model.layers.{layer}.{family.experts[part]}.{suffix}", config)
+            pattern = f"model.layers.{layer}.{family.experts[part]}.{suffix}"
+            yield from _unstacked(tensor, published(pattern), config)
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
             add = -family.norm_offset if part.endswith("norm") else 0.0
-            yield _as(tensor, f"model.layers.{layer}.{family.names[part]}.{suffix}", interleaved, add)
+            yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
         else:
             yield _as(tensor, name)
 

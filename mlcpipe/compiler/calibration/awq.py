@@ -9,7 +9,7 @@ It pays for models with a few large channels, whose loss it removes; for others 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tvm.relax.frontend import nn
 
 from mlcpipe.compiler.calibration.changed import Changed
-from mlcpipe.nn.attention import Attention, FusedAttention
+from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.mlp import FusedGatedMLP, GatedMLP
 from mlcpipe.nn.short_conv import ShortConv
 from mlcpipe.quantization.inputs import Inputs
@@ -51,30 +51,38 @@ class Fold:
 
 def folds_of(layer: nn.Module) -> Iterator[Fold]:
     """The foldable pairs of a layer, by parameter names. Experts are unchanged."""
-    norm, attention_name, mlp_norm, mlp_name = layer.names
-    attention, mlp = getattr(layer, attention_name), getattr(layer, mlp_name)
-    if isinstance(attention, Attention):
-        fused, spec = isinstance(attention, FusedAttention), attention.spec
-        readers = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
-        if norm:
-            yield _of_norm(layer, norm, attention_name, readers)
-        rows = _parameters(attention, attention_name, readers[-1])
+    form, name, mlp = layer.form, layer.mixer_name, layer.mlp
+    mixer, simple = getattr(layer, name), isinstance(mlp, GatedMLP | FusedGatedMLP)
+    inner = [f"mlp.{one}" for one in mlp.inner] if simple else []
+    if isinstance(mixer, Attention):
+        spec = mixer.spec
+        readers = ["qkv_proj"] if spec.fused else ["q_proj", "k_proj", "v_proj"]
+        if _foldable(layer, form.before_mixer) and not form.parallel and not spec.gate:
+            yield _of_norm(layer, form.before_mixer, [f"{name}.{one}" for one in readers])
         heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
-        begin = spec.q_size + spec.kv_size if fused else 0
-        yield Fold((f"{attention_name}.{spec.names[-1]}.weight",), rows, begin, heads=heads)
-    if isinstance(attention, ShortConv) and norm:
-        yield _of_norm(layer, norm, attention_name, ["in_proj"])
-    if isinstance(mlp, GatedMLP | FusedGatedMLP):
-        *inner, down = mlp.names
-        if mlp_norm:
-            yield _of_norm(layer, mlp_norm, mlp_name, inner)
+        begin = spec.q_size + spec.kv_size if spec.fused else 0
+        if spec.fused != "groups" and not spec.clip and not spec.sub_norm:
+            yield Fold((f"{name}.o_proj.weight",), _parameters(mixer, name, readers[-1]), begin, heads=heads)
+    if isinstance(mixer, ShortConv) and _foldable(layer, form.before_mixer):
+        yield _of_norm(layer, form.before_mixer, [f"{name}.in_proj"])
+    if simple:
+        if _foldable(layer, form.before_mlp):
+            yield _of_norm(layer, form.before_mlp, inner)
         begin = int(mlp.down_proj.weight.shape[1]) if isinstance(mlp, FusedGatedMLP) else 0
-        yield Fold((f"{mlp_name}.{down}.weight",), _parameters(mlp, mlp_name, inner[-1]), begin)
+        if getattr(mlp, "sub_norm", None) is None:
+            yield Fold(("mlp.down_proj.weight",), _parameters(mlp, "mlp", mlp.inner[-1]), begin)
 
 
-def _of_norm(layer: nn.Module, norm: str, block: str, readers: Sequence[str]) -> Fold:
-    add = float(getattr(layer, norm).weight.attrs.get("add", 0.0))
-    return Fold(tuple(f"{block}.{reader}.weight" for reader in readers), (f"{norm}.weight",), add=add)
+def _foldable(layer: nn.Module, norm: str) -> bool:
+    """Whether there is such a norm, with weights."""
+    return bool(norm) and getattr(layer, norm).weight is not None
+
+
+def _of_norm(layer: nn.Module, norm: str, readers: Sequence[str]) -> Fold:
+    of = getattr(layer, norm)
+    vectors = [one for one in ("weight", "bias") if getattr(of, one, None) is not None]
+    add = float(of.weight.attrs.get("add", 0.0))
+    return Fold(tuple(f"{reader}.weight" for reader in readers), tuple(f"{norm}.{one}" for one in vectors), add=add)
 
 
 def _parameters(block: nn.Module, name: str, linear: str) -> tuple[str, ...]:
@@ -84,27 +92,32 @@ def _parameters(block: nn.Module, name: str, linear: str) -> tuple[str, ...]:
 
 
 def fold_layer(
-    layer: nn.Module, prefix: str, schemes: Mapping[str, Scheme], changed: Changed, inputs: Mapping[str, Inputs]
+    layer: nn.Module,
+    named: Callable[[str], str],
+    schemes: Mapping[str, Scheme],
+    changed: Changed,
+    inputs: Mapping[str, Inputs],
 ) -> dict[str, Inputs]:
-    """Fold factors into the tensors of a layer, whose names begin with `prefix` -> the inputs of its matrices then.
+    """Fold factors into the tensors of a layer, which the checkpoint has as `named` -> the inputs of its matrices then.
 
     `schemes` are those of matrices. `inputs` have rows.
     """
     found = dict(inputs)
     for fold in folds_of(layer):
-        consumers = [prefix + name for name in fold.consumers]
+        consumers = [named(name) for name in fold.consumers]
         matrices = [changed.read(name) for name in consumers]
         factors = factors_of(fold, matrices, schemes[consumers[0]], inputs[consumers[0]])
         for name, matrix in zip(consumers, matrices):
             changed.put(name, matrix * factors)
             found[name] = inputs[name].scaled(1 / factors)
         rows = factors if fold.heads is None else factors.reshape(fold.heads)[:, 0].ravel()
-        for name in fold.producers:
-            tensor = changed.read(prefix + name)
+        for name in map(named, fold.producers):
+            tensor = changed.read(name)
             part = tensor[fold.begin : fold.begin + len(rows)]
-            divisor, add = rows if part.ndim == 1 else rows[:, None], np.float32(fold.add)
+            divisor = rows if part.ndim == 1 else rows[:, None]
+            add = np.float32(fold.add if name.endswith("weight") else 0.0)
             part[...] = (part + add) / divisor - add
-            changed.put(prefix + name, tensor)
+            changed.put(name, tensor)
     return found
 
 

@@ -33,13 +33,17 @@ class Changed:
         whole = restored(weight, arrays)
         for group, matrix in zip(weight.sources, whole[None] if weight.experts is None else whole):
             begin = 0 if weight.rows is None else weight.rows[0]
+            rows = np.arange(begin, begin + len(matrix), dtype=np.int32)
+            if weight.order:
+                rows = np.frombuffer(weight.order, np.int32)[rows]
+            first = 0
             for source in group:
                 shape = self.tensors[source].shape
-                low, high = max(begin, 0), min(begin + len(matrix), shape[0])
-                if low < high:
+                own = (rows >= first) & (rows < first + shape[0])
+                if own.any():
                     changed = self._changed.setdefault(source, np.empty(shape, np.float32))
-                    changed[low:high] = matrix[low - begin : high - begin]
-                begin -= shape[0]
+                    changed[rows[own] - first] = matrix[own]
+                first += shape[0]
 
     def read(self, name: str) -> NDArray[np.float32]:
         """The tensor, changed or not."""

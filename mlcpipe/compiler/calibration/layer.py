@@ -25,9 +25,9 @@ from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.step_states import StepStates, argument
-from mlcpipe.nn.text_encoder import CheckpointNames
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering, Observed
 from mlcpipe.quantization.layout import load_layout
@@ -47,7 +47,7 @@ class _OneLayer(LanguageModel):
         super().__init__(model.facts)
         self.dtype, self.kv_dtype, self.kernels = model.dtype, model.kv_dtype, model.kernels
         self.index, self.is_norm = index, index == model.facts.num_layers
-        self.model: nn.Module = model.model.final_norm if self.is_norm else model.model.layers[index]
+        self.model: nn.Module = model.model.norm if self.is_norm else model.model.layers[index]
 
     def run_layer(self, x: Tensor, step: Tensor, states: list[Tensor]) -> Tensor:
         """x f32[n, hidden] -> [n, hidden]; `step` and `states` are those of `StepStates`."""
@@ -114,8 +114,8 @@ def compile_layers(model: CausalLM, checkpoint: Checkpoint, rows: int) -> list[L
         if made is None:
             made = _compiled(mod, weight_table(params), rows, _OneLayer(model, index).states())
             known.append((mod, made))
-        name = model.model.norm_name if index == model.facts.num_layers else f"layers.{index}"
-        found.append(replace(made, weights=_named(made.weights, f"model.{name}.", checkpoint)))
+        name = "norm" if index == model.facts.num_layers else f"layers.{index}"
+        found.append(replace(made, weights=_named(made.weights, f"model.{name}.", checkpoint, model.names)))
     return found
 
 
@@ -132,11 +132,13 @@ def _compiled(mod: tvm.IRModule, weights: Sequence[Weight], rows: int, states: S
     return LayerFunction(machine[RUN], state.weights, state.observed, tvm_ffi.convert([*map(tvm.runtime.tensor, made)]))
 
 
-def _named(weights: Sequence[Weight], prefix: str, checkpoint: Checkpoint) -> tuple[Weight, ...]:
+def _named(
+    weights: Sequence[Weight], prefix: str, checkpoint: Checkpoint, names: CheckpointNames
+) -> tuple[Weight, ...]:
     """The weights of a layer with the names of the checkpoint."""
 
     def named(source: str) -> str:
         return prefix + source.removeprefix("model.")
 
     renamed = [replace(w, sources=tuple(tuple(map(named, group)) for group in w.sources)) for w in weights]
-    return as_named(renamed, checkpoint, CheckpointNames().prefixes, ())[0]
+    return as_named(renamed, checkpoint, names)[0]

@@ -43,7 +43,7 @@ def calibrated(
         changed = Changed(checkpoint)
         if method == AWQ:
             layer, schemes = model.model.layers[index], _schemes(several[index])
-            inputs = fold_layer(layer, f"{stream.prefix}layers.{index}.", schemes, changed, inputs)
+            inputs = fold_layer(layer, stream.names_of(index), schemes, changed, inputs)
         for weight in several[index]:
             arrays = list(load(weight, changed, method, inputs))
             yield from arrays

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,25 @@ class Stream:
         self._layers = compile_layers(model, checkpoint, rows)
         self.norm = model.facts.num_layers
         (norm,) = self._layers[self.norm].weights
-        self.prefix = norm.sources[0][0].removesuffix(f"{model.model.norm_name}.weight")
-        self.output = f"{self.prefix}embed_tokens.weight" if model.facts.tied else "lm_head.weight"
-        table = checkpoint.read(f"{self.prefix}embed_tokens.weight")
+        self._names = model.names
+        self.prefix = norm.sources[0][0].removesuffix(self.named("norm.weight"))
+        self.output = self.prefix + self.named("embed_tokens.weight")
+        table = checkpoint.read(self.output)
+        if not model.facts.tied:
+            self.output = model.names.published("lm_head.weight")
         self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]
         pages = -(-rows // PAGE)
         sequence = Tokens(0, ScheduledRequest(tuple(windows[0]), 1), [array("i", range(pages))], [0])
         sequence.next_slot = 0 if slot_bytes(model.states()) else -1
         self._step = tvm.runtime.tensor(StepBuffer().fill([Span(sequence, 0, rows)]))
+
+    def named(self, name: str) -> str:
+        """The checkpoint's name, without the prefix, of a tensor of the model."""
+        return self._names.published(f"model.{name}").removeprefix("model.")
+
+    def names_of(self, index: int) -> Callable[[str], str]:
+        """What gives the checkpoint's name of a tensor of a layer."""
+        return lambda name: self.prefix + self.named(f"layers.{index}.{name}")
 
     def run(self, index: int, tensors: Tensors, *, observe: bool = True, advance: bool = True) -> dict[str, Inputs]:
         """Run a layer, or the norm after the last one, with weights from `tensors`.

@@ -1,0 +1,51 @@
+"""Puts a family's blocks together: what its file says of each layer becomes a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm.relax.frontend import nn
+
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention_spec import AttentionSpec
+from mlcpipe.nn.base_config import BaseConfig
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.decoder_layer import PRE_NORM, DecoderLayer, LayerForm
+from mlcpipe.nn.rope import Rope, no_rope
+
+_OF_MODEL = ("head_bias", "embedding_norm", "positions")
+
+
+def decoder(
+    base: BaseConfig,
+    attentions: Sequence[AttentionSpec],
+    mlp: Callable[[int], nn.Module] | None = None,
+    *,
+    form: LayerForm | Sequence[LayerForm] = PRE_NORM,
+    scale: float = 1.0,
+    ropes: Sequence[Rope] | None = None,
+    rope_of: Sequence[int] | None = None,
+    rotated: Sequence[bool] | None = None,
+    **options: Any,
+) -> CausalLM:
+    """A model of layers that attend.
+
+    `mlp(i)` makes the MLP of layer i, by default all are `base.mlp()`. `form` is that of all layers or of each. `scale`
+    multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the one of layer i;
+    layers that are not `rotated` have none. `options` are those of CausalLM and ModelFacts.
+    """
+    count = base.num_layers
+    ropes = [base.rope()] if ropes is None else list(ropes)
+    of = [0] * count if rope_of is None else list(rope_of)
+    if rotated is not None and not all(rotated):
+        of = [one if turned else len(ropes) for one, turned in zip(of, rotated)]
+        ropes = [*ropes, no_rope(base.head_dim)]
+    forms = [form] * count if isinstance(form, LayerForm) else list(form)
+    mlps = [base.mlp() if mlp is None else mlp(i) for i in range(count)]
+    layers = [
+        DecoderLayer(Attention(spec, i), mlps[i], base.hidden_size, base.norm, forms[i], scale)
+        for i, spec in enumerate(attentions)
+    ]
+    of_model = {name: options.pop(name) for name in _OF_MODEL if name in options}
+    return CausalLM(base.facts(ropes, of, **options), layers, base.norm, **of_model)

@@ -201,3 +201,17 @@ def test_wrong_templates_say_what_is_wrong(source: str, shown: str) -> None:
     with pytest.raises(TemplateError, match=shown) as caught:
         ChatTemplate(source).render([ASK])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["one", "turns", "parts"])
+def test_a_template_that_knows_only_parts_writes_texts(name: str) -> None:
+    """As SmolVLM's: of a text it would write nothing."""
+    source = (
+        "{% for m in messages %}{{ m['role'] }}{{ ':' if m['content'][0]['type'] == 'image' else ': ' }}"
+        "{% for part in m.content %}{% if part['type'] == 'text' %}{{ part.text }}{% endif %}{% endfor %}|{% endfor %}"
+    )
+    texts = [
+        (m["role"], m["content"] if isinstance(m["content"], str) else "".join(part["text"] for part in m["content"]))
+        for m in CHATS[name]
+    ]
+    assert ChatTemplate(source).render(CHATS[name]) == "".join(f"{role}: {text}|" for role, text in texts)

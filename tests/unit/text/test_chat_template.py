@@ -13,6 +13,7 @@ from transformers.utils import chat_template_utils
 
 from mlcpipe.errors import TemplateError, UsageError
 from mlcpipe.runtime.text.chat_template import MAX_SOURCE, ChatTemplate
+from tests.unit.text.chats import PARTS_ONLY
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -206,12 +207,8 @@ def test_wrong_templates_say_what_is_wrong(source: str, shown: str) -> None:
 @pytest.mark.parametrize("name", ["one", "turns", "parts"])
 def test_a_template_that_knows_only_parts_writes_texts(name: str) -> None:
     """As SmolVLM's: of a text it would write nothing."""
-    source = (
-        "{% for m in messages %}{{ m['role'] }}{{ ':' if m['content'][0]['type'] == 'image' else ': ' }}"
-        "{% for part in m.content %}{% if part['type'] == 'text' %}{{ part.text }}{% endif %}{% endfor %}|{% endfor %}"
-    )
     texts = [
         (m["role"], m["content"] if isinstance(m["content"], str) else "".join(part["text"] for part in m["content"]))
         for m in CHATS[name]
     ]
-    assert ChatTemplate(source).render(CHATS[name]) == "".join(f"{role}: {text}|" for role, text in texts)
+    assert ChatTemplate(PARTS_ONLY).render(CHATS[name]) == "".join(f"{role}: {text}|" for role, text in texts)

@@ -38,7 +38,8 @@ class Units:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a model takes at least: its weights, `read` of them for each decoded token; states; everything else.
+    """Bytes that a model takes at least: its weights, `read` of them for each decoded token; the states of `context`
+    tokens; everything else.
 
     Workspaces and scratch, which are known once a model is compiled, are not among them.
     """
@@ -47,6 +48,7 @@ class Need:
     read: int
     states: int
     running: int
+    context: int
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +60,7 @@ def need_of(manifest: Manifest, context: int | None) -> Need:
     """What a bundle takes with a conversation of `context` tokens, or a useful one, or of as many as it has."""
     plan, tokens = manifest.memory_plan, min(context or USEFUL_CONTEXT, manifest.model.context_length)
     states = one_sequence(manifest, tokens).nbytes(manifest.states)
-    return Need(plan.weights_bytes, plan.weights_read, states, least_running_bytes(manifest.model.vocab_size))
+    return Need(plan.weights_bytes, plan.weights_read, states, least_running_bytes(manifest.model.vocab_size), tokens)
 
 
 def pages_at_once(window: int, tokens: int, chunk: int) -> int:

@@ -67,19 +67,19 @@ class Purpose:
             self._check_text(checkpoint, embeds)
             self._check_context(model, target)
         weights, read = _weights_bytes(checkpoint, model, target, recipe, download)
-        states = self._states_bytes(checkpoint, model, target)
-        need = Need(weights, read, states, least_running_bytes(model.facts.vocab_size))
+        states, context = self._states_bytes(checkpoint, model, target)
+        need = Need(weights, read, states, least_running_bytes(model.facts.vocab_size), context)
         if self.runs_here and devices.kind_name(target.backend) == "cpu":
             _check_memory(need)
         self._check_disk(weights, download)
         return need
 
-    def _states_bytes(self, checkpoint: Checkpoint, model: LanguageModel, target: Target) -> int:
-        """Bytes of the states of one conversation."""
+    def _states_bytes(self, checkpoint: Checkpoint, model: LanguageModel, target: Target) -> tuple[int, int]:
+        """Bytes of the states of one conversation, and its tokens."""
         most, chunk = lengths(model, target, checkpoint, None)
         states = model.states()
         context = min(most, self.context or (USEFUL_CONTEXT if self.useful else MIN_CONTEXT))
-        return conversation_units(states, chunk, MAX_BATCH, context).nbytes(states)
+        return conversation_units(states, chunk, MAX_BATCH, context).nbytes(states), context
 
     def _recipe(self, checkpoint: Checkpoint) -> QuantizationRecipe:
         given = self.quantization

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Row:
     """A quantization: bytes of weights, and of all with a context; `problem` is why it does not run, or "".
 
-    `target` is what `auto` compiles for, `why` the reason. `tokens_per_s` are decoded at most, None where memory does not
-    bound them.
+    `target` is what `auto` compiles for, `why` the reason. `tokens_per_s` are decoded at most, None where the speed of
+    memory is no bound.
     """
 
     quantization: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlcpipe import devices
 from mlcpipe.bundle.memory import Need
 from mlcpipe.devices.base import Device
-from mlcpipe.devices.support.speeds import KeptSpeed, Speed
+from mlcpipe.devices.support.speeds import KeptSpeed, Speed, identity_of
 from mlcpipe.errors import MlcpipeError, last_line
 from mlcpipe.host.bandwidth import cached_read_bandwidth_gb_s
 from mlcpipe.host.cpu import core_counts
@@ -69,7 +69,7 @@ def _on_gpu(name: str, needs: Callable[[str], Iterable[Need]], progress: Progres
     if speed.gb_s < GAIN * cpu_gb_s:
         return _compared(speed, cpu_gb_s)
     device = kept.kind.choose()
-    if device.identity != speed.identity:  # another one is the first now
+    if identity_of(device) != speed.identity:  # another one is the first now
         progress.stage("look at the GPU")
         speed = kept.measure(_check_tools)
     target = device.best_target()

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mlcpipe import devices
 from mlcpipe.bundle.schema import Frozen
-from mlcpipe.devices.base import Device, Kind
+from mlcpipe.devices.base import Device, Kind, record_name
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
@@ -29,12 +29,23 @@ _COPIES, _ROUNDS = 4, 4  # 8 GiB in all: less than a second from 10 GB/s on
 _MAX_FILE_BYTES = 1 << 14
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("printable characters")
+    return text
+
+
 class Speed(Frozen):
     """The speed of a kind's first device, or no `identity` if it is no hardware; valid while `key` is the same."""
 
     key: str
-    identity: Annotated[Items[str], Field(max_length=8)] = ()
+    identity: Annotated[Items[Annotated[str, AfterValidator(_printable)]], Field(max_length=8)] = ()
     gb_s: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
+
+
+def identity_of(device: Device) -> tuple[str, ...]:
+    """Words that tell a device and its driver from others, its name first."""
+    return tuple(map(record_name, device.identity))
 
 
 def copied_gb_s(device: Device) -> float:
@@ -94,7 +105,7 @@ class KeptSpeed:
         found, device = Speed(key=self.key), self.kind.devices()[0]
         if device.is_hardware:
             usable(device)
-            found = Speed(key=self.key, identity=device.identity, gb_s=copied_gb_s(device))
+            found = Speed(key=self.key, identity=identity_of(device), gb_s=copied_gb_s(device))
         with suppress(OSError, ResourceError):  # measured again at the next start
             private_folder(self.path.parent)
             atomic_write(self.path, found.model_dump_json().encode())

@@ -136,12 +136,15 @@ def _weights_bytes(
     """
     if checkpoint.tensors:
         weights = stored_weights(checkpoint, target, recipe)
-    elif recipe.scheme.name == KEEP:
-        nbytes = download.nbytes if download else 0
-        return nbytes, nbytes
     else:
-        layout = load_layout(target.weight_layout)
-        plain = replace(recipe, rules=())  # which may name matrices as the checkpoint does
-        table = planned(weight_table(model.named_parameters()), plain, target, kept_formats(target), output_of(model))
-        weights = tuple(stored(weight, recipe.scheme, layout) for weight in table)
-    return sum(weight.nbytes for weight in weights), sum(weight.decode_nbytes for weight in weights)
+        weights = tuple(weight_table(model.named_parameters()))
+        if recipe.scheme.name != KEEP:
+            layout = load_layout(target.weight_layout)
+            plain = replace(recipe, rules=())  # which may name matrices as the checkpoint does
+            table = planned(weights, plain, target, kept_formats(target), output_of(model))
+            weights = tuple(stored(weight, recipe.scheme, layout) for weight in table)
+    nbytes, read = sum(weight.nbytes for weight in weights), sum(weight.decode_nbytes for weight in weights)
+    if recipe.scheme.name != KEEP or checkpoint.tensors:
+        return nbytes, read
+    known = download.nbytes if download else 0
+    return known, known * read // nbytes

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.checkpoint.preview import Download, config_preview
 from mlcpipe.cli import doctor_model, main
 from mlcpipe.cli.doctor_model import ModelReport, report_on
 from mlcpipe.host.memory import FreeMemory
@@ -109,6 +110,10 @@ def test_a_quantized_model_whose_weights_are_not_here(cards: Cards, tmp_path: Pa
     first, second, *_ = report(folder(tmp_path / "m", LLAMA | {"quantization_config": gptq})).quantizations
     assert first.quantization == "keep" and "size of its weights is not known" in first.problem
     assert not second.problem and second.weights_bytes
+    preview, download = config_preview(tmp_path / "m"), Download(tmp_path, 300 << 20)
+    kept = doctor_model._judged("m", preview, download, SilentProgress()).quantizations[0]
+    assert (kept.quantization, kept.weights_bytes, kept.problem) == ("keep", 300 << 20, "")
+    assert kept.tokens_per_s == pytest.approx(CPU_GB_S * 1e9 / (300 << 20))
 
 
 def test_a_gguf_file(cards: Cards, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlcpipe import devices
 from mlcpipe.bundle.memory import Need
@@ -36,10 +36,10 @@ class Place:
 def choose(needs: Callable[[str], Iterable[Need]], progress: Progress) -> Place:
     """The place for a model: the first kind of GPU that is clearly faster and holds it, or the CPU.
 
-    `needs` are estimates of what it takes with a target, the cheap ones first. It may raise an error that tells why the
-    target does not do.
+    Where a later kind is taken, `why` has the reason against the first. `needs` are estimates of what the model takes
+    with a target, the cheap ones first; it may raise an error that tells why the target does not do.
     """
-    reasons = []
+    reasons: list[str] = []
     for name in devices.gpu_kinds():
         try:
             place = _on_gpu(name, needs, progress)
@@ -48,7 +48,7 @@ def choose(needs: Callable[[str], Iterable[Need]], progress: Progress) -> Place:
         except (OSError, RuntimeError) as error:  # of a broken driver
             place = last_line(error)
         if isinstance(place, Place):
-            return place
+            return replace(place, why=f"{place.why} ({reasons[0]})") if reasons else place
         reasons += [place] if place else []
     target = devices.choose("cpu").best_target()
     return Place(target, reasons[0] if reasons else "no GPU was found", bool(reasons))
@@ -70,8 +70,9 @@ def _on_gpu(name: str, needs: Callable[[str], Iterable[Need]], progress: Progres
         return _compared(speed, cpu_gb_s)
     device = kept.kind.choose()
     if identity_of(device) != speed.identity:  # another one is the first now
-        progress.stage("look at the GPU")
         speed = kept.measure(_check_tools)
+        if not speed.identity:
+            return ""
     target = device.best_target()
     for need in needs(target):
         with device.errors():

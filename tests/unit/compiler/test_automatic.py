@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mlcpipe import devices
 from mlcpipe.bundle import read_manifest
 from mlcpipe.bundle.memory import Need, need_of
 from mlcpipe.checkpoint import open_checkpoint
@@ -88,6 +89,8 @@ def test_the_answer_is_kept_for_driver_card_and_version(cards: Cards, monkeypatc
     assert chosen().target == "vulkan" and cards.measured == 3
     cards.card, cards.gb_s = Card(0, "Other card"), 100.0  # which the system shows alike
     assert chosen().why.startswith("Other card reads 100 GB/s") and cards.measured == 4
+    cards.card = Card(0, "No card", software=True)
+    assert chosen() == NO_GPU and chosen() == NO_GPU
 
 
 @pytest.mark.parametrize(
@@ -124,6 +127,14 @@ def test_what_is_missing_is_the_reason(cards: Cards, tmp_path: Path, where: str,
     assert not (tmp_path / "speeds").exists()
     setattr(cards, where, None)
     assert chosen().target == "vulkan"
+
+
+def test_reasons_of_several_kinds(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpu_kinds", lambda: ("metal", Card.KIND))
+    no_mac = "mlcpipe's kernels have not run on a Mac's GPU yet; --device metal tries them"
+    assert chosen().why == f"Fast card reads 4.0 TB/s, the CPU 40 GB/s ({no_mac})"
+    cards.shown = ""
+    assert chosen() == Place("cpu-native", no_mac, True)
 
 
 def files(root: Path, *names: str) -> Path:

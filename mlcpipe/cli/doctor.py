@@ -12,7 +12,7 @@ import typer
 
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
 from mlcpipe.compiler.link import linker_finding
-from mlcpipe.errors import CompileError, MlcpipeError
+from mlcpipe.errors import CompileError, MlcpipeError, UsageError
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.host.cpu import core_counts
 from mlcpipe.host.finding import Finding, byte_size
@@ -58,6 +58,8 @@ def doctor_command(
 
     `mlcpipe doctor --bandwidth --json`
     """
+    if bandwidth and model is not None:
+        raise UsageError("--bandwidth measures the computer, not a --model", next_step="leave one of them out")
     findings = [*_packages()]
     broken = next((finding for finding in findings if finding.state != "ok"), None)
     if model is not None and broken is None:

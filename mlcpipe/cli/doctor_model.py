@@ -14,6 +14,7 @@ from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import free_memory
 from mlcpipe.loading import bundle_of
 from mlcpipe.support.defaults import CHAT, EMBED, LOCAL_TARGET
+from mlcpipe.support.generated import shell_word
 from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class ModelReport:
 def doctor_model(model: str, *, as_json: bool) -> bool:
     """Print the report on a model -> whether it runs. Raises UsageError and DownloadError."""
     if bundle_of(model) is not None:
-        raise UsageError("the model is compiled already", where=model, next_step=f"type: mlcpipe inspect {model}")
+        step = f"type: mlcpipe inspect {shell_word(model)}"
+        raise UsageError("the model is compiled already", where=model, next_step=step)
     with console_progress(stderr_console(), lasting=False) as progress:
         report = report_on(model, progress)
     if as_json:

@@ -31,7 +31,7 @@ _FEATURES = {
 _NVIDIA = 0x10DE
 # Nodes of kernel drivers for GPUs, folders of Vulkan's drivers, and those drivers that compute on the CPU.
 _NODES = ("dri/renderD*", "nvidiactl", "dxg", "mali*", "kgsl-3d0")
-_DRIVERS = ("usr/share", "usr/local/share", "etc")
+_DRIVERS = ("usr/share", "usr/local/share", "etc", "run/opengl-driver/share")
 _SOFTWARE = ("lvp_icd", "vk_swiftshader_icd")
 _OF_ANOTHER_DEVICE = "; compile the model for this device"  # the end of the plugin's message about a kernel
 
@@ -167,7 +167,7 @@ def hardware(root: Path = Path("/")) -> str:
     """
     nodes = [node for name in _NODES for node in sorted((root / "dev").glob(name))]
     found = [file for folder in _DRIVERS for file in sorted((root / folder / "vulkan/icd.d").glob("*.json"))]
-    drivers = [file for file in found if not file.name.startswith(_SOFTWARE)]
+    drivers = [file for file in found if file.is_file() and not file.name.startswith(_SOFTWARE)]
     if not nodes or not drivers:
         return ""
     ids = [root / "sys/class/drm" / node.name / "device" / name for node in nodes for name in ("vendor", "device")]

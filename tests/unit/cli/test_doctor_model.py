@@ -137,6 +137,8 @@ def test_the_command(cards: Cards, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["doctor", "--model", model]) == 0
     table = capsys.readouterr().out
     assert "memory, 256 tokens" in table and "runs on  cpu-native: no GPU was found" in table
+    assert main(["doctor", "--model", model, "--bandwidth"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
     (tmp_path / "m" / "mlcpipe.json").touch()
     assert main(["doctor", "--model", model]) == 2
     assert "compiled already" in capsys.readouterr().err

@@ -33,10 +33,9 @@ BUNDLE_BYTES = 64 << 20  # of everything in a bundle but its weights
 class Purpose:
     """What a checkpoint becomes and does.
 
-    `task` is one of `mlcpipe.support.defaults`, `context` the asked one, or None: then memory must hold the
-    least one, or a `useful` one. `disk` is a folder, which need not exist, on
-    the disk that the bundle goes to; `runs_here`: this machine runs it at once. `title` is the model's name as the
-    user gave it.
+    `task` is one of `mlcpipe.support.defaults`, `context` the asked one, or None: memory must then hold the least one,
+    or a `useful` one. `disk` is a folder, which need not exist, on the disk that the bundle goes to; `runs_here`: this
+    machine runs it at once. `title` is the model's name as the user gave it.
     """
 
     target: str

@@ -54,14 +54,11 @@ class Cards:
     def hardware(self) -> str:
         return self.shown
 
-    def devices(self) -> tuple[Card, ...]:
+    def choose(self, spec: str | None = None) -> Card:
         self.asked += 1
         if self.problem is not None:
             raise self.problem
-        return (self.card,)
-
-    def choose(self, spec: str | None = None) -> Card:
-        return self.devices()[0]
+        return self.card
 
     def check_tools(self, device: base.Device) -> None:
         if self.lacks is not None:

@@ -98,11 +98,11 @@ class KeptSpeed:
         return found if found.key == self.key else None
 
     def measure(self, usable: Callable[[Device], object]) -> Speed:
-        """Measure the first device and keep the result. `usable` may refuse it by an error; then nothing is kept.
+        """Measure the first usable device and keep the result. `usable` may refuse it by an error; then nothing is kept.
 
         Raises that error, and TargetError or ResourceError of the device.
         """
-        found, device = Speed(key=self.key), self.kind.devices()[0]
+        found, device = Speed(key=self.key), self.kind.choose()
         if device.is_hardware:
             usable(device)
             found = Speed(key=self.key, identity=identity_of(device), gb_s=copied_gb_s(device))

@@ -98,7 +98,7 @@ class KeptSpeed:
         return found if found.key == self.key else None
 
     def measure(self, usable: Callable[[Device], object]) -> Speed:
-        """Measure the first usable device and keep the result. `usable` may refuse it by an error; then nothing is kept.
+        """Measure the first device and keep the result. `usable` may refuse it by an error; then nothing is kept.
 
         Raises that error, and TargetError or ResourceError of the device.
         """

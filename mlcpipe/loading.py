@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
@@ -22,8 +21,10 @@ from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import Progress, SilentProgress, console_progress
 
 if TYPE_CHECKING:
+    from mlcpipe.bundle.memory import Need
     from mlcpipe.checkpoint import Checkpoint
     from mlcpipe.checkpoint.preview import Download
+    from mlcpipe.compiler.automatic import Place
     from mlcpipe.runtime.engine import Engine
 
 _SOURCES = (".py", ".toml", ".json", ".c", ".cuh", ".metal")
@@ -49,7 +50,7 @@ def load(
             `ollama://name[:tag]`, a checkpoint folder, a GGUF file, a bundle folder, or None for the demo model that
             comes with mlcpipe.
         device: `cpu`, `vulkan`, `vulkan:1`, `cuda` or `metal`. `auto` runs a bundle on the device it was compiled for
-            and a checkpoint on the CPU.
+            and a checkpoint on a GPU that holds it and was measured to be clearly faster than the CPU, else on the CPU.
         quantization: how a checkpoint's weights are stored, as in `mlcpipe.compile`; None is q4f16_1, and keep for a
             quantized checkpoint.
         target: what a checkpoint is compiled for; None is the best target for the device.
@@ -113,6 +114,7 @@ def prepare_bundle(
     runs_here: bool = True,
     task: str = ANY,
     context: int | None = None,
+    chosen: Callable[[Place], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """The bundle that `load` opens: a bundle unchanged, or a checkpoint compiled once and cached.
@@ -122,9 +124,12 @@ def prepare_bundle(
     `draft_head` compiles it with a draft head, as in `mlcpipe.compile`; a bundle is an error.
     `quick` is as there; `runs_here` is false if a browser or another machine runs the bundle.
     `task` is one of `mlcpipe.support.defaults`, `context` the asked one: a checkpoint that does not do that is refused
-    before it is downloaded or compiled.
+    before it is downloaded or compiled. `chosen` receives the choice of `auto` for a checkpoint; without it the
+    progress gets a note of the choice, if there is a GPU.
     Raises the errors of `load`.
     """
+    from mlcpipe.compiler.automatic import Place
+
     progress = progress or SilentProgress()
     if device != AUTO:
         devices.kind_name(device)
@@ -140,17 +145,24 @@ def prepare_bundle(
         return given
     kv_cache_dtype = kv_cache_dtype or AUTO
     check_names(target or LOCAL_TARGET, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype)
-    if runs_here or target is None:
-        target = _target_here(device, target)  # before the work: does the device exist?
-    wanted = Wanted(target, quantization, kv_cache_dtype, adapters, quick, runs_here, task, context)
-    return _compiled(model, draft_head, wanted, progress)
+    place = None
+    if target is not None and not runs_here:
+        place = Place(target)
+    elif target is not None or device != AUTO or not runs_here:
+        place = Place(_target_here(device, target))  # before the work: does the device exist?
+    wanted = Wanted(quantization, kv_cache_dtype, adapters, quick, runs_here, task, context)
+    bundle, place = _compiled(model, draft_head, wanted, place, progress)
+    if chosen is not None and place.why:
+        chosen(place)
+    elif place.saw_gpu:
+        progress.note(f"compiled for {place.target}: {place.why}")
+    return bundle
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The bundle of a checkpoint: the arguments of `prepare_bundle`."""
 
-    target: str
     quantization: str | None
     kv_cache_dtype: str
     adapters: bool
@@ -159,27 +171,46 @@ class Wanted:
     task: str
     context: int | None
 
-    def check(self, title: str, folder: Path, checkpoint: Checkpoint, download: Download | None) -> None:
-        """Raise the error that compiling for a bundle in `folder` would end in, as far as headers tell."""
+    def judge(self, target: str, checkpoint: Checkpoint, download: Download | None, **purpose: Any) -> Need:
+        """What it takes. Raises the error that compiling for a purpose would end in, as far as headers tell."""
         from mlcpipe.compiler.preflight import Purpose  # needs TVM: not for a cached bundle
 
-        purpose = Purpose(
-            self.target, self.quantization, self.kv_cache_dtype, self.task, self.context, folder, self.runs_here, title
-        )
-        purpose.check(checkpoint, download)
+        asked = Purpose(target, self.quantization, self.kv_cache_dtype, context=self.context, **purpose)
+        return asked.judge(checkpoint, download)
+
+    def needs(
+        self, target: str, checkpoint: Checkpoint, download: Download | None, bundles: Sequence[Path] = ()
+    ) -> Iterator[Need]:
+        """Estimates for a target. That of a bundle comes first: `bundles` are the one for the target, and another."""
+        found = next((bundle for bundle in bundles if is_bundle(bundle)), None)
+        if found is not None:
+            from mlcpipe.bundle import read_manifest
+            from mlcpipe.bundle.memory import need_of
+
+            yield need_of(read_manifest(found, check_abi=False), self.context)
+        if found is None or found != bundles[0]:
+            yield self.judge(target, checkpoint, download, useful=True)
 
 
-def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, progress: Progress) -> Path:
-    """The cached bundle of a checkpoint, which is downloaded and compiled if necessary."""
+def _compiled(
+    model: str | Path | None, draft_head: str | None, wanted: Wanted, place: Place | None, progress: Progress
+) -> tuple[Path, Place]:
+    """The cached bundle of a checkpoint, downloaded and compiled if necessary, and its place: chosen if None."""
     from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import with_draft_head
+    from mlcpipe.compiler.automatic import choose
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.support.resources import demo_model_path
 
     cache, title = env().cache_dir, model_title(model)
     private_folder(cache / "bundles")  # a cache that cannot be is known before the work
-    check = functools.partial(wanted.check, title, cache / "bundles")
+
+    def check(checkpoint: Checkpoint, download: Download | None) -> None:
+        found = place or choose(lambda target: wanted.needs(target, checkpoint, download), progress)
+        purpose = {"task": wanted.task, "disk": cache / "bundles", "runs_here": wanted.runs_here, "title": title}
+        wanted.judge(found.target, checkpoint, download, **purpose)
+
     path = demo_model_path() if model is None else resolve(model, progress, check=check)
     head = None if draft_head is None else resolve(draft_head, progress)
     with naming(title, path):
@@ -187,27 +218,36 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
         if head is not None:
             checkpoint = with_draft_head(checkpoint, head)
         quantization = checkpoint.quantization(wanted.quantization)
-        names = (wanted.target, recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters)
-        bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
+        names = (recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters)
+        parts = (checkpoint.content_hash(cache / "hashes"), _source_hash(), *names)
+
+        def bundle_for(target: str) -> Path:
+            return cache / "bundles" / _cache_key(target, *parts)
+
+        def needs(target: str) -> Iterator[Need]:
+            return wanted.needs(target, checkpoint, None, [bundle_for(target), bundle_for(LOCAL_TARGET)])
+
+        place = place or choose(needs, progress)
+        bundle = bundle_for(place.target)
     if is_bundle(bundle):
         _check_bundle_task(bundle, wanted.task, title)
         record_use(cache, typed_name(model), bundle.name)
-        return bundle
+        return bundle, place
     with naming(title, path, checkpoint.folder):
         check(checkpoint, None)
-        progress.note(f"compiling {title} for {wanted.target}, {quantization}; later starts reuse the result")
+        progress.note(f"compiling {title} for {place.target}, {quantization}; later starts reuse the result")
         locks = private_folder(cache / "locks")
         with FileLock(locks / bundle.name):  # a second process waits for the first one's bundle
             if not is_bundle(bundle):
                 import mlcpipe
 
                 mlcpipe.compile(
-                    checkpoint.path, target=wanted.target, quantization=quantization,
+                    checkpoint.path, target=place.target, quantization=quantization,
                     kv_cache_dtype=wanted.kv_cache_dtype, adapters=wanted.adapters, draft_head=head, output=bundle,
                     quick=wanted.quick, progress=progress,
                 )  # fmt: skip
     record_use(cache, typed_name(model), bundle.name)
-    return bundle
+    return bundle, place
 
 
 def _check_bundle_task(bundle: Path, task: str, title: str) -> None:
@@ -327,13 +367,13 @@ def _check_bundle(
             )
 
 
-def _cache_key(content: str, target: str, *names: str) -> str:
+def _cache_key(target: str, *names: str) -> str:
     from mlcpipe.host.cpu import cpu_model
     from mlcpipe.host.cpu_features import host_features
     from mlcpipe.host.versions import versions
 
     description = Path(target).read_text(encoding="utf-8", errors="replace") if target.endswith(".toml") else target
-    parts = [content, description, *names, cpu_model(), sorted(host_features()), versions(), _source_hash()]
+    parts = [description, *names, cpu_model(), sorted(host_features()), versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

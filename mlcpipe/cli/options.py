@@ -78,7 +78,7 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         help="Where to run: cpu, vulkan (the best GPU), vulkan:1 (the next), cuda or metal; auto is the device that a "
-        "bundle was compiled for, and the CPU for a checkpoint."
+        "bundle was compiled for, and for a checkpoint a GPU that holds it and is clearly faster, else the CPU."
     ),
 ]
 ContextOption = Annotated[int | None, typer.Option(help="The longest chat, in tokens. (default: the model's)")]

@@ -14,9 +14,10 @@ from mlcpipe.cli.serve_embeddings import loaded_embedder, manifest_of, say_ready
 from mlcpipe.cli.serve_options import DEFAULT_ADAPTER_RANKS, ServeOptions
 from mlcpipe.cli.serve_replicas import check_on_host, check_ray, serve_replicas, threads_of_each
 from mlcpipe.cli.terminal import say, stderr_console
+from mlcpipe.devices import kind_of
 from mlcpipe.errors import UsageError, last_line
 from mlcpipe.loading import engine_device, is_bundle, prepare_bundle
-from mlcpipe.support.defaults import SERVE
+from mlcpipe.support.defaults import AUTO, SERVE
 from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME, read_bounded
 from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import console_progress
@@ -115,7 +116,8 @@ def serve_command(options: ServeOptions) -> None:
 
 def _prepare(options: ServeOptions) -> Bundles:
     """Download, convert and compile what is not a bundle yet."""
-    device = options.device
+    automatic = options.device == AUTO and options.target is None
+    device = "cpu" if automatic and options.ray is not None else options.device  # replicas share its weights
     with console_progress(stderr_console()) as progress:
         prepare = partial(
             prepare_bundle, quantization=options.quantization, target=options.target,
@@ -125,6 +127,8 @@ def _prepare(options: ServeOptions) -> Bundles:
             options.model, device, adapters=options.with_adapters, draft_head=options.draft_head, task=SERVE,
             context=options.context,
         )  # fmt: skip
+        if automatic and (options.draft_model or options.semantic_cache):
+            device = kind_of(manifest_of(own).target.variants[0])  # whose memory is divided among all
         drafts = None if options.draft_model is None else prepare(options.draft_model, device)
         encoder = None
         if options.semantic_cache is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import pytest
 
 import mlcpipe
 from mlcpipe import cli, loading
+from mlcpipe.compiler import automatic
+from mlcpipe.compiler.preflight import Purpose
 from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
 from mlcpipe.support.defaults import CHAT, EMBED
+from mlcpipe.support.progress import SilentProgress
 from mlcpipe.support.resources import demo_model_path
 from tests.conftest import Bundles, linked_cache, write_llama
+from tests.unit.cards import Cards, install
 
 QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
 
@@ -24,6 +29,13 @@ def cache(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "cache").mkdir()
     monkeypatch.setenv("MLCPIPE_CACHE", str(linked_cache(tmp_path / "cache", shared)))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def cards(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
+    """A GPU that gains for models of any size."""
+    monkeypatch.setattr(automatic, "STEP_S", 0.0)
+    return install(monkeypatch, cache)
 
 
 @pytest.fixture
@@ -130,6 +142,50 @@ def test_a_checkpoint_is_judged_for_its_task(
         loading.prepare_bundle(checkpoint, **arguments)
     assert words.replace("CHECKPOINT", str(checkpoint)) in str(caught.value) and not compiled
     assert loading.prepare_bundle(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target", "why"),
+    [
+        ({}, "vulkan", "Fast card reads 4.0 TB/s, the CPU 40 GB/s"),
+        ({"device": "cpu"}, "cpu-native", ""),
+        ({"target": "cpu"}, "cpu", ""),
+        ({"target": "webgpu", "runs_here": False}, "webgpu", ""),
+        ({"kv_cache_dtype": "f32"}, "vulkan", "Fast card reads 4.0 TB/s, the CPU 40 GB/s"),
+        ({"context": 99_999_999, "task": CHAT}, "", "--context; expected 1 to the model's"),
+    ],
+)
+def test_auto_takes_a_gpu_that_gains(
+    cards: Cards, compiled: list[tuple[str, str]], tmp_path: Path, arguments: dict[str, Any], target: str, why: str
+) -> None:
+    places: list[automatic.Place] = []
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    if not target:
+        with pytest.raises(UsageError, match=why):
+            loading.prepare_bundle(checkpoint, **arguments)
+    else:
+        loading.prepare_bundle(checkpoint, chosen=places.append, **arguments)
+    assert [name for name, _ in compiled] == [target] * bool(target)
+    assert [place.why for place in places] == [why] * bool(why and target)
+
+
+def test_a_choice_is_noted_and_the_bundle_of_the_cpu_is_an_estimate(
+    cards: Cards, tiny_bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing judges the checkpoint again to find that the card, which is full, does not hold the model."""
+    noted: list[str] = []
+    made = tiny_bundles["q0f32"]
+    cards.card = replace(cards.card, free=1 << 20)
+    monkeypatch.setattr(SilentProgress, "note", lambda _, text: noted.append(text))
+
+    def compile(checkpoint: Path, output: Path, **options: Any) -> None:
+        shutil.copytree(made, output)
+
+    monkeypatch.setattr(mlcpipe, "compile", compile)
+    first = loading.prepare_bundle(tiny_bundles.checkpoint)
+    monkeypatch.setattr(Purpose, "judge", None)
+    assert loading.prepare_bundle(tiny_bundles.checkpoint) == first
+    assert noted[-1].startswith("compiled for cpu-native: Fast card has 1.00 MiB free, and the model takes 16.")
 
 
 def test_a_bundle_is_judged_for_its_task(demo_bundles: dict[str, Path]) -> None:

@@ -97,8 +97,9 @@ def test_what_is_good_enough_is_downloaded(hub: Hub, tmp_path: Path, lost: str, 
 
 
 def test_memory(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "free_memory", lambda: FreeMemory(4096))
-    assert "not enough memory for the model; expected " in refusal(hub, tmp_path, runs_here=True)
+    monkeypatch.setattr(preflight, "free_memory", lambda: FreeMemory(1 << 20))  # enough for the weights alone
+    words = "not enough memory for the model; expected at least 16.23 MiB free: weights 4"
+    assert words in (line := refusal(hub, tmp_path, runs_here=True)) and "KV cache 68.00 KiB" in line
     assert hub.gets(WEIGHTS) == [] and judged(hub, tmp_path, runs_here=False)
 
 
@@ -111,6 +112,21 @@ def test_the_disk_holds_download_and_bundle(hub: Hub, tmp_path: Path, monkeypatc
     assert hub.gets(WEIGHTS) == []
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=free + download))
     assert judged(hub, tmp_path)
+
+
+def test_without_weights_nothing_more_is_downloaded(hub: Hub, tmp_path: Path) -> None:
+    seen: list[Checkpoint] = []
+
+    def look() -> Path:
+        return resolve(
+            SPEC, SilentProgress(), check=lambda preview, _: seen.append(preview), weights=False,
+            cache_dir=tmp_path / "cache", endpoint=hub.endpoint,
+        )  # fmt: skip
+
+    folder = look()
+    assert hub.gets(WEIGHTS) == [] and (folder / "config.json").is_file() and len(seen) == 1
+    judged(hub, tmp_path)
+    assert look() == folder and len(seen) == 1  # whoever opens it judges it
 
 
 @pytest.fixture
@@ -140,6 +156,13 @@ def test_a_gguf_file_by_its_header(gguf_hub: Hub, tmp_path: Path) -> None:
     words = "unknown architecture in general.architecture of 'hf://org/tiny-model@main:F32'"
     assert words in refusal(gguf_hub, tmp_path, spec)
     assert None not in gguf_hub.gets(name)  # never the whole file
+
+
+def test_a_gguf_file_is_not_downloaded_without_weights(gguf_hub: Hub, tmp_path: Path) -> None:
+    ((name, content),) = gguf_hub.files.items()
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "endpoint": gguf_hub.endpoint}
+    path = resolve(f"{SPEC}:F32", SilentProgress(), check=lambda *_: None, weights=False, **options)
+    assert not path.exists() and None not in gguf_hub.gets(name)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -122,8 +122,8 @@ def _prepare(options: ServeOptions) -> Bundles:
             kv_cache_dtype=options.kv_cache_dtype, progress=progress,
         )  # fmt: skip
         own = prepare(
-            options.model, device, adapters=options.with_adapters, draft_head=options.draft_head, task=SERVE,
-            context=options.context,
+            options.model, device, best=options.best, adapters=options.with_adapters, draft_head=options.draft_head,
+            task=SERVE, context=options.context,
         )  # fmt: skip
         drafts = None if options.draft_model is None else prepare(options.draft_model, device)
         encoder = None

@@ -12,6 +12,7 @@ from mlcpipe.weights.table import Weight
 
 # Of that rate, as the layers, sums and roundings of two layers in Llama 3.2 1B's shape reached it: docs/quality.md.
 _SHARE = 0.6
+_KERNELS_S = 10  # to compile the layers, of two processors then
 _SIDE = 1024  # of the matrices of the product, three times
 
 
@@ -39,9 +40,9 @@ def expected_duration(weights: Sequence[Weight]) -> str:
         a @ a
         rates.append(2 * _SIDE**3 / (time.perf_counter() - began))
     count, rate = operations(weights), max(rates)
-    minutes = count / (rate * _SHARE) / 60
+    minutes = (_KERNELS_S + count / (rate * _SHARE)) / 60
     about = f"{minutes:.0f} minutes" if minutes >= 2 else f"{60 * minutes:.0f} seconds"
     return (
-        f"gptq will take about {about}: {count:.1e} operations, at {_SHARE:.0%} of the {rate / 1e9:.0f} GFLOP/s "
-        "that a product of matrices just had here"
+        f"gptq will take about {about}: {_KERNELS_S} seconds for its kernels and {count:.1e} operations, at "
+        f"{_SHARE:.0%} of the {rate / 1e9:.0f} GFLOP/s that a product of matrices just had here"
     )

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from mlcpipe import devices
 from mlcpipe.errors import TargetError, UsageError, naming
-from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
+from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, GPTQ, LOCAL_TARGET
 from mlcpipe.support.env import env
 from mlcpipe.support.files import local_path
 from mlcpipe.support.private import private_folder
@@ -35,6 +35,7 @@ def load(
     device: str = AUTO,
     quantization: str | None = None,
     *,
+    best: bool = False,
     target: str | None = None,
     kv_cache_dtype: str | None = None,
     context_length: int | None = None,
@@ -51,8 +52,9 @@ def load(
             comes with mlcpipe.
         device: `cpu`, `vulkan`, `vulkan:1`, `cuda` or `metal`. `auto` runs a bundle on the device it was compiled for
             and a checkpoint on a GPU that holds it and was measured to be clearly faster than the CPU, else on the CPU.
-        quantization: how a checkpoint's weights are stored, as in `mlcpipe.compile`; None is q4f16_1, and keep for a
+        quantization: how a checkpoint's weights are stored, as in `mlcpipe.compile`; None is q4f16_m, and keep for a
             quantized checkpoint.
+        best: quantize a checkpoint as well as its bits allow, in minutes: method gptq of `mlcpipe.compile`.
         target: what a checkpoint is compiled for; None is the best target for the device.
         kv_cache_dtype: how a checkpoint's bundle keeps keys and values, as in `mlcpipe.compile`.
         context_length: maximum tokens of prompt and answer together; None is the most that the model and memory
@@ -76,8 +78,8 @@ def load(
 
     with _shown(progress) as shown:
         bundle = prepare_bundle(
-            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, adapters=adapter is not None,
-            progress=shown,
+            model, device, quantization, best=best, target=target, kv_cache_dtype=kv_cache_dtype,
+            adapters=adapter is not None, progress=shown,
         )  # fmt: skip
         return Engine(
             bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
@@ -106,6 +108,7 @@ def prepare_bundle(
     device: str = AUTO,
     quantization: str | None = None,
     *,
+    best: bool = False,
     target: str | None = None,
     kv_cache_dtype: str | None = None,
     adapters: bool = False,
@@ -139,6 +142,11 @@ def prepare_bundle(
             "a bundle takes no draft head", where=given,
             next_step="give the checkpoint, or compile it with --draft-head; the server then uses it automatically",
         )  # fmt: skip
+    if given is not None and best:
+        raise UsageError(
+            "--best has no effect on a bundle, whose weights are quantized already", where=given,
+            next_step="leave it out, or give the checkpoint",
+        )  # fmt: skip
     if given is not None:
         _check_bundle(given, target, quantization, kv_cache_dtype, adapters)
         _check_bundle_task(given, task, model_title(model))
@@ -150,7 +158,7 @@ def prepare_bundle(
         place = Place(target)
     elif target is not None or device != AUTO or not runs_here:
         place = Place(_target_here(device, target))  # before the work: does the device exist?
-    wanted = Wanted(quantization, kv_cache_dtype, adapters, quick, runs_here, task, context)
+    wanted = Wanted(quantization, best, kv_cache_dtype, adapters, quick, runs_here, task, context)
     bundle, place = _compiled(model, draft_head, wanted, place, progress)
     if chosen is not None and place.why:
         chosen(place)
@@ -164,6 +172,7 @@ class Wanted:
     """The bundle of a checkpoint: the arguments of `prepare_bundle`."""
 
     quantization: str | None
+    best: bool
     kv_cache_dtype: str
     adapters: bool
     quick: bool
@@ -171,11 +180,18 @@ class Wanted:
     task: str
     context: int | None
 
+    @property
+    def method(self) -> str | None:
+        """How the numbers of weights are chosen."""
+        return GPTQ if self.best else None
+
     def judge(self, target: str, checkpoint: Checkpoint, download: Download | None, **purpose: Any) -> Need:
         """What it takes. Raises the error that compiling for a purpose would end in, as far as headers tell."""
         from mlcpipe.compiler.preflight import Purpose  # needs TVM: not for a cached bundle
 
-        asked = Purpose(target, self.quantization, self.kv_cache_dtype, context=self.context, **purpose)
+        asked = Purpose(
+            target, self.quantization, self.kv_cache_dtype, context=self.context, method=self.method, **purpose
+        )
         return asked.judge(checkpoint, download)
 
     def needs(
@@ -218,7 +234,8 @@ def _compiled(
         if head is not None:
             checkpoint = with_draft_head(checkpoint, head)
         quantization = checkpoint.quantization(wanted.quantization)
-        names = (recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters)
+        names = (recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters,
+                 *["best"] * wanted.best)  # fmt: skip
         parts = (checkpoint.content_hash(cache / "hashes"), _source_hash(), *names)
 
         def bundle_for(target: str) -> Path:
@@ -244,7 +261,7 @@ def _compiled(
                 mlcpipe.compile(
                     checkpoint.path, target=place.target, quantization=quantization,
                     kv_cache_dtype=wanted.kv_cache_dtype, adapters=wanted.adapters, draft_head=head, output=bundle,
-                    quick=wanted.quick, progress=progress,
+                    method=wanted.method, quick=wanted.quick, progress=progress,
                 )  # fmt: skip
     record_use(cache, typed_name(model), bundle.name)
     return bundle, place

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlcpipe.errors import UsageError
-from mlcpipe.support.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.support.defaults import UNIFORM_QUANTIZATION
 from mlcpipe.support.files import text_hash
 from mlcpipe.support.progress import Progress
 
@@ -22,7 +22,7 @@ def check_bits(bits: float | None, text: str | None, quantization: str | None) -
     """Raise UsageError for bits with a quantization, which implies its bits, and for a text without bits."""
     if text is not None and bits is None:
         raise UsageError("--bits-text has no effect", next_step="use it with --bits-per-weight")
-    if bits is not None and quantization not in (None, DEFAULT_QUANTIZATION):
+    if bits is not None and quantization not in (None, UNIFORM_QUANTIZATION):
         raise UsageError(
             "--bits-per-weight and --quantization both set the bits", found=quantization, next_step="leave one out"
         )

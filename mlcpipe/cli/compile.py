@@ -11,6 +11,7 @@ import typer
 
 from mlcpipe.cli.bits import check_bits, recipe_of_bits
 from mlcpipe.cli.options import (
+    BestOption,
     BitsOption,
     BitsTextOption,
     CalibrationOption,
@@ -24,6 +25,7 @@ from mlcpipe.cli.options import (
     OverwriteOption,
     QuantizationOption,
     check_at_least_one,
+    method_of_best,
 )
 from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
@@ -46,6 +48,7 @@ def compile_command(
     target: CompileTargetOption = DEFAULT_TARGET,
     quantization: QuantizationOption = None,
     method: MethodOption = None,
+    best: BestOption = False,
     calibration: CalibrationOption = None,
     bits_per_weight: BitsOption = None,
     bits_text: BitsTextOption = None,
@@ -79,6 +82,8 @@ def compile_command(
 
     `mlcpipe compile hf://Qwen/Qwen3-0.6B --quantization q8f16_1 --context 4096 -o qwen3-q8`
 
+    `mlcpipe compile ./Qwen3-0.6B --best -o qwen3-best`
+
     `mlcpipe compile ./Qwen3-0.6B --bits-per-weight 4.8 -o qwen3-mixed`
 
     `mlcpipe compile ./Qwen3-0.6B --target webgpu --quantization auto -o qwen3-web`
@@ -86,6 +91,7 @@ def compile_command(
     `mlcpipe compile ./Qwen3-0.6B --quantization q3f16_1 --require "kld<=0.1,top1>=0.9" -o qwen3-small`
     """
     check_at_least_one(context=context, tokens=tokens)
+    method = method_of_best(best, method)
     target = target or DEFAULT_TARGET
     from mlcpipe.bundle import MANIFEST, read_manifest
 
@@ -104,7 +110,7 @@ def compile_command(
         raise UsageError(f"--{'text' if text else 'tokens'} has no effect", next_step="use it with --require")
     check_texts(calibration, bits_text, text)
     with console_progress(stderr_console()) as progress:
-        purpose = Purpose(target, quantization, kv_cache_dtype or AUTO, SERVE, disk=output, title=model)
+        purpose = Purpose(target, quantization, kv_cache_dtype or AUTO, SERVE, disk=output, title=model, method=method)
         checkpoint = resolve(model, progress, check=purpose.check)
         head = None if draft_head is None else resolve(draft_head, progress)
         check = (

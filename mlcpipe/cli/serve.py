@@ -124,8 +124,8 @@ def _prepare(options: ServeOptions) -> Bundles:
             kv_cache_dtype=options.kv_cache_dtype, progress=progress,
         )  # fmt: skip
         own = prepare(
-            options.model, device, adapters=options.with_adapters, draft_head=options.draft_head, task=SERVE,
-            context=options.context,
+            options.model, device, best=options.best, adapters=options.with_adapters, draft_head=options.draft_head,
+            task=SERVE, context=options.context,
         )  # fmt: skip
         if automatic and (options.draft_model or options.semantic_cache):
             device = kind_of(manifest_of(own).target.variants[0])  # whose memory is divided among all

@@ -18,9 +18,10 @@ from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import free_memory
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.packing import method_of
 from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.support.defaults import ANY, CHAT, KEEP
+from mlcpipe.support.defaults import ANY, AWQ, CHAT, GPTQ, KEEP
 from mlcpipe.support.disk import check_disk_space, same_disk
 from mlcpipe.targets import Target, load_target
 from mlcpipe.weights.native_formats import planned
@@ -35,7 +36,7 @@ class Purpose:
 
     `task` is one of `mlcpipe.support.defaults`, `context` the asked one, or None: memory must then hold the least one,
     or a `useful` one. `disk` is a folder, which need not exist, on the disk that the bundle goes to; `runs_here`: this
-    machine runs it at once. `title` is the model's name as the user gave it.
+    machine runs it at once. `title` is the model's name as the user gave it, `method` how its numbers are chosen.
     """
 
     target: str
@@ -47,6 +48,7 @@ class Purpose:
     runs_here: bool = False
     title: str = ""
     useful: bool = False
+    method: str | None = None
 
     def check(self, checkpoint: Checkpoint, download: Download | None = None) -> None:
         """Raise the error that compiling or running `checkpoint` would end in, as far as its headers tell."""
@@ -56,11 +58,13 @@ class Purpose:
         """What `checkpoint` takes at least: of `running`, workspaces and scratch are known once it is compiled.
 
         ConfigError for an unknown architecture, field or quantization; UsageError for a model of another task and for
-        a longer context than the model's; TokenizerError and TemplateError; ResourceError for memory and disk.
+        a longer context than the model's, and a method without effect; TokenizerError and TemplateError;
+        ResourceError for memory and disk.
         """
         embeds = embedding_info(checkpoint) is not None
         check_task(self.task, self.title or checkpoint.path, embeds=embeds)
         target, recipe = load_target(self.target), self._recipe(checkpoint)
+        self._check_method(recipe, embeds)
         model = prepare_model(checkpoint.config, target, recipe.scheme, self.kv_cache_dtype, encoder=embeds)
         if self.task:
             self._check_text(checkpoint, embeds)
@@ -83,6 +87,14 @@ class Purpose:
     def _recipe(self, checkpoint: Checkpoint) -> QuantizationRecipe:
         given = self.quantization
         return given if isinstance(given, QuantizationRecipe) else load_recipe(checkpoint.quantization(given))
+
+    def _check_method(self, recipe: QuantizationRecipe, embeds: bool) -> None:
+        method_of(recipe.scheme, self.method, tuple(rule.scheme for rule in recipe.rules))
+        if self.method in (AWQ, GPTQ) and embeds:
+            raise UsageError(
+                f"--method {self.method} needs a model that writes text", where=self.title,
+                next_step="leave it, or --best, out",
+            )  # fmt: skip
 
     def _check_text(self, checkpoint: Checkpoint, embeds: bool) -> None:
         tokenizer = Tokenizer.load(

@@ -39,12 +39,14 @@ def cards(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """(target, quantization) of each compilation, which makes an empty bundle."""
-    made: list[tuple[str, str]] = []
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """(target, quantization) of each compilation, and a method if one was asked for; it makes an empty bundle."""
+    made: list[tuple[str, ...]] = []
 
-    def compile(checkpoint: Path, target: str, quantization: str, output: Path, **options: Any) -> None:
-        made.append((target, quantization))
+    def compile(
+        checkpoint: Path, target: str, quantization: str, output: Path, method: str | None, **options: Any
+    ) -> None:
+        made.append((target, quantization, *filter(None, [method])))
         output.mkdir(parents=True)
         (output / "mlcpipe.json").write_text("{}")
 
@@ -53,7 +55,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def test_a_checkpoint_is_compiled_once_and_runs(cache: Path) -> None:
-    engine = mlcpipe.load(context_length=256, threads=1)
+    engine = mlcpipe.load(quantization="q4f16_1", context_length=256, threads=1)
     assert engine.on_host and engine.threads == 1 and engine.context_length == 256
     assert engine.manifest.target.name == "cpu-native" and engine.manifest.quantization == "q4f16_1"
     bundles = list((cache / "bundles").iterdir())
@@ -65,17 +67,32 @@ def test_a_checkpoint_is_compiled_once_and_runs(cache: Path) -> None:
 
 
 def test_target_and_quantization_have_bundles_of_their_own(
-    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path
+    cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     for _ in range(2):
-        for quantization in (None, "q8f16_1"):
+        for quantization in (None, "q4f16_m", "q8f16_1"):
             for target in (None, "cpu"):
                 loading.prepare_bundle(checkpoint, quantization=quantization, target=target)
-    assert compiled == [("cpu-native", "q4f16_1"), ("cpu", "q4f16_1"), ("cpu-native", "q8f16_1"), ("cpu", "q8f16_1")]
+    assert compiled == [("cpu-native", "q4f16_m"), ("cpu", "q4f16_m"), ("cpu-native", "q8f16_1"), ("cpu", "q8f16_1")]
 
 
-def test_new_tuning_records_need_a_new_bundle(cache: Path, compiled: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_the_best_has_a_bundle_of_its_own(cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    bundles = [loading.prepare_bundle(checkpoint, best=best) for best in (True, False, True)]
+    assert compiled == [("cpu-native", "q4f16_m", "gptq"), ("cpu-native", "q4f16_m")]
+    assert bundles[0] == bundles[2] != bundles[1]
+    with pytest.raises(UsageError, match="--best has no effect on a bundle"):
+        loading.prepare_bundle(bundles[0], best=True)
+    for quantization in ("keep", "q8f16_1"):
+        with pytest.raises(
+            UsageError, match=f"--method gptq has no effect on {quantization}.*leave it, or --best, out"
+        ):
+            loading.prepare_bundle(checkpoint, quantization=quantization, best=True)
+    assert len(compiled) == 2
+
+
+def test_new_tuning_records_need_a_new_bundle(cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     for content in (None, "records", "other records"):
         if content is not None:
@@ -85,7 +102,7 @@ def test_new_tuning_records_need_a_new_bundle(cache: Path, compiled: list[tuple[
     assert len(compiled) == 3
 
 
-def test_each_kv_cache_dtype_has_a_bundle(cache: Path, compiled: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_each_kv_cache_dtype_has_a_bundle(cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     bundles = [loading.prepare_bundle(checkpoint, kv_cache_dtype=dtype) for dtype in (None, "auto", "q8", "q8")]
     assert bundles[0] == bundles[1] != bundles[2] == bundles[3] and len(compiled) == 2
@@ -116,7 +133,7 @@ def test_each_kv_cache_dtype_has_a_bundle(cache: Path, compiled: list[tuple[str,
     ],
 )  # fmt: skip
 def test_mistakes_are_told_before_the_work(
-    cache: Path, compiled: list[tuple[str, str]], arguments: dict[str, Any], error: type[MlcpipeError], words: str
+    cache: Path, compiled: list[tuple[str, ...]], arguments: dict[str, Any], error: type[MlcpipeError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
         mlcpipe.load(**arguments)
@@ -133,7 +150,7 @@ def test_mistakes_are_told_before_the_work(
     ],
 )
 def test_a_checkpoint_is_judged_for_its_task(
-    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, lost: str, arguments: dict[str, Any], words: str
+    cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path, lost: str, arguments: dict[str, Any], words: str
 ) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     if lost:

@@ -12,6 +12,7 @@ from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.cli.chat.stats import SpeedLine
 from mlcpipe.cli.options import (
     AdapterOption,
+    BestOption,
     ContextOption,
     ContextShiftOption,
     DeviceOption,
@@ -49,6 +50,7 @@ def chat_command(
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     target: TargetOption = None,
     quantization: QuantizationOption = None,
+    best: BestOption = False,
     kv_cache_dtype: KvCacheDtypeOption = None,
     device: DeviceOption = AUTO,
     threads: ThreadsOption = None,
@@ -125,7 +127,7 @@ def chat_command(
         if sampling.get("think") is False:
             others["no-think"] = True
         given = {option_name(key): value for key, value in (sampling | others).items()}
-        return chat_in_browser(model, target, quantization, port=port, show=browser, given=given)
+        return chat_in_browser(model, target, quantization, best=best, port=port, show=browser, given=given)
     from mlcpipe.cli.chat.session import Session
     from mlcpipe.cli.chat.single_prompt import ask_once, question_of  # needs pydantic
 
@@ -147,7 +149,7 @@ def chat_command(
     places: list[Place] = []
     with console_progress(console) as progress:
         bundle = prepare_bundle(
-            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
+            model, device, quantization, best=best, target=target, kv_cache_dtype=kv_cache_dtype,
             adapters=adapter is not None, task=WRITE if raw else CHAT, context=context,
             chosen=places.append if question is None else None, progress=progress,
         )  # fmt: skip

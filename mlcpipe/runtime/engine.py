@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest
 from mlcpipe.errors import UsageError
-from mlcpipe.runtime.answer_maker import AnswerMaker, Message
+from mlcpipe.runtime.answer_maker import AnswerMaker, Asked, Message
 from mlcpipe.runtime.chat_file import read_chat, write_chat
 from mlcpipe.runtime.chunk_stream import ChunkStream
 from mlcpipe.runtime.generation import Generation, complete
@@ -27,6 +27,7 @@ from mlcpipe.runtime.serving.answer_loop import Answer, AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable
 from mlcpipe.runtime.shared_loop import SharedLoop
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.tools import ToolLike
 from mlcpipe.support.files import local_path
 from mlcpipe.support.progress import Progress, SilentProgress
 
@@ -207,6 +208,9 @@ class Engine:
         max_tokens: int | None = ...,
         thinking: bool | str | None = ...,
         response_format: ResponseFormat | None = ...,
+        tools: Sequence[ToolLike] | None = ...,
+        tool_choice: str | Mapping[str, Any] | None = ...,
+        parallel_tool_calls: bool = ...,
         allow_control_tokens: bool = ...,
         stream: Literal[False] = ...,
         **settings: Any,
@@ -222,6 +226,9 @@ class Engine:
         max_tokens: int | None = ...,
         thinking: bool | str | None = ...,
         response_format: ResponseFormat | None = ...,
+        tools: Sequence[ToolLike] | None = ...,
+        tool_choice: str | Mapping[str, Any] | None = ...,
+        parallel_tool_calls: bool = ...,
         allow_control_tokens: bool = ...,
         stream: Literal[True],
         **settings: Any,
@@ -236,6 +243,9 @@ class Engine:
         max_tokens: int | None = None,
         thinking: bool | str | None = None,
         response_format: ResponseFormat | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         allow_control_tokens: bool = False,
         stream: bool = False,
         **settings: Any,
@@ -250,6 +260,10 @@ class Engine:
             max_tokens: of the answer; None is as many as the context has room for.
             thinking: switches it on or off, or is its effort, "low", "medium" or "high", if the template can.
             response_format: `{"type": "json_object"}`, OpenAI's `json_schema`, a JSON schema, or a pydantic model.
+            tools: that the answer may call (`tool_calls`): OpenAI's JSON, or functions with type hints, whose docstring
+                describes them. Arguments fit their schemas.
+            tool_choice: "auto" (or None), "none", "required", or OpenAI's object that names a function.
+            parallel_tool_calls: whether an answer may have several calls.
             allow_control_tokens: control tokens that messages write are control tokens.
             stream: return chunks as they are made, for `for` and `async for`.
             **settings: fields of `SamplingParams`, such as `temperature=0`, which replace those of `sampling`.
@@ -257,11 +271,12 @@ class Engine:
         Thoughts come between `<think>` and `</think>`, also those of gpt-oss, which its messages then lack.
         Raises TemplateError, UsageError (context full), ComputeError (the model computed NaN or infinity).
         """
-        reading = self._maker.conversation(
-            messages, self._maker.sampling(sampling, settings), stop, max_tokens, thinking, response_format,
-            allow_control_tokens,
-        )  # fmt: skip
-        return self._answered(reading, stream)
+        asked = Asked(
+            stop, max_tokens, thinking, response_format, tools, tool_choice, parallel_tool_calls, allow_control_tokens
+        )
+        return self._answered(
+            self._maker.conversation(messages, self._maker.sampling(sampling, settings), asked), stream
+        )
 
     def chat_batch(
         self,
@@ -272,16 +287,15 @@ class Engine:
         max_tokens: int | None = None,
         thinking: bool | str | None = None,
         response_format: ResponseFormat | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Any,
     ) -> list[Completion]:
         """Answer several conversations together, each as `chat` does: up to eight at a time, several times as fast."""
         how = self._maker.sampling(sampling, settings)
-        return self._all(
-            [
-                self._maker.conversation(one, how, stop, max_tokens, thinking, response_format, False)
-                for one in conversations
-            ]
-        )
+        asked = Asked(stop, max_tokens, thinking, response_format, tools, tool_choice, parallel_tool_calls)
+        return self._all([self._maker.conversation(one, how, asked) for one in conversations])
 
     @overload
     def generate(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock
 
@@ -40,6 +40,9 @@ def load(
     threads: int | None = None,
     adapter: str | Path | None = None,
     context_shift: bool = False,
+    draft: Literal["lookup", "off"] | None = None,
+    draft_model: str | Path | None = None,
+    draft_head: str | None = None,
     progress: Progress | bool = True,
 ) -> Engine:
     """Load a model and return an engine. A checkpoint is compiled on first use and kept in the cache.
@@ -59,6 +62,9 @@ def load(
         threads: threads of the CPU kernels; None is MLCPIPE_THREADS or the number of physical cores.
         adapter: folder of a LoRA adapter that PEFT saved, for all answers.
         context_shift: answer beyond the context; see `Engine`.
+        draft: how next tokens are guessed; see `Engine`. None is "off" without a draft model or head.
+        draft_model: a smaller model with the same tokens that drafts, named as `model` is.
+        draft_head: folder or `hf://` name of an EAGLE-3 head or Medusa heads, which the checkpoint is compiled with.
         progress: receives reports on downloading, compiling and loading; True shows a bar in a terminal or a notebook,
             False nothing.
 
@@ -73,14 +79,15 @@ def load(
     """
     from mlcpipe import Engine
 
+    if draft_head is not None and (draft == "off" or draft_model is not None):
+        raise UsageError("draft_head", expected="no draft model, and drafts", found=draft_head)
     with _shown(progress) as shown:
-        bundle = prepare_bundle(
-            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, adapters=adapter is not None,
-            progress=shown,
-        )  # fmt: skip
+        prepare = partial(prepare_bundle, quantization=quantization, kv_cache_dtype=kv_cache_dtype, progress=shown)
+        bundle = prepare(model, device, target=target, adapters=adapter is not None, draft_head=draft_head)
         return Engine(
             bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
-            context_shift=context_shift, progress=shown,
+            context_shift=context_shift, draft=draft or ("lookup" if draft_head is not None else None),
+            draft_model=None if draft_model is None else prepare(draft_model, device, target=target), progress=shown,
         )  # fmt: skip
 
 
@@ -179,7 +186,7 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
 
     cache, title = env().cache_dir, model_title(model)
     private_folder(cache / "bundles")  # a cache that cannot be is known before the work
-    check = functools.partial(wanted.check, title, cache / "bundles")
+    check = partial(wanted.check, title, cache / "bundles")
     path = demo_model_path() if model is None else resolve(model, progress, check=check)
     head = None if draft_head is None else resolve(draft_head, progress)
     with naming(title, path):

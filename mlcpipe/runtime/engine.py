@@ -25,7 +25,9 @@ from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import Completion, SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer, AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable
+from mlcpipe.runtime.serving.open_drafts import can_draft, draft_source, open_draft_model
 from mlcpipe.runtime.shared_loop import SharedLoop
+from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.tools import ToolLike
 from mlcpipe.support.files import local_path
@@ -48,6 +50,9 @@ class Engine:
         adapter: folder of a LoRA adapter that PEFT saved, for all answers; the bundle must be compiled for adapters.
         context_shift: prompts and answers may be longer than the context, which then has their first page and their
             last tokens. Without `max_tokens` an answer then ends only where the model ends it.
+        draft: "lookup" guesses next tokens from prompt and answer, or with the bundle's draft head, and checks several
+            at a time where that is faster; answers do not change. None is "off" without a draft model.
+        draft_model: bundle of a smaller model with the same tokens, which guesses them where the texts do not.
         progress: receives the stages of loading onto a device, and the bytes of weights copied.
 
     Raises BundleError, TargetError or ResourceError, CheckpointError for the adapter, and UsageError for a context that
@@ -63,6 +68,8 @@ class Engine:
         device: str | None = None,
         adapter: str | Path | None = None,
         context_shift: bool = False,
+        draft: Literal["lookup", "off"] | None = None,
+        draft_model: str | Path | None = None,
         progress: Progress | None = None,
     ) -> None:
         path = local_path(bundle)
@@ -73,9 +80,18 @@ class Engine:
         loaded = load_bundle(self.path, context_length, threads, device, progress or SilentProgress())
         if context_shift:
             check_shiftable(loaded.context_length)
-        model = LoadedModel(loaded, None if adapter is None else Path(adapter))
-        loop = SharedLoop(AnswerLoop(model.core, context_shift=context_shift, parks=True))
-        self._open: AnswerMaker | None = AnswerMaker(self.path, model, loop, time.perf_counter() - began)
+        if draft not in (None, "lookup", "off") or (draft == "off" and draft_model is not None):
+            raise UsageError("draft", expected="lookup, or off without a draft model", found=repr(draft))
+        drafts = (draft or ("off" if draft_model is None else "lookup")) == "lookup" and can_draft(loaded)
+        model = LoadedModel(loaded, None if adapter is None else Path(adapter), drafts=drafts)
+        source = None
+        if drafts or draft_model is not None:
+            smaller = None
+            if draft_model is not None:
+                smaller = open_draft_model(Path(draft_model), loaded, open_tokenizer(self.path), device)
+            source = draft_source(model.core, smaller, loaded.context_length, model.core.limits.sequences)
+        answers = AnswerLoop(model.core, drafts=drafts, draft_model=source, context_shift=context_shift, parks=True)
+        self._open: AnswerMaker | None = AnswerMaker(self.path, model, SharedLoop(answers), time.perf_counter() - began)
 
     def __repr__(self) -> str:
         if self._open is None:

@@ -75,6 +75,35 @@ def test_answers_in_threads_and_coroutines_are_those_alone(engine: Engine, alone
     assert [found[index] for index in range(len(QUESTIONS))] == alone
 
 
+@pytest.mark.parametrize("smaller", [False, True], ids=["lookup", "model"])
+def test_drafts_change_no_answer(demo_bundles: Bundles, alone: list[list[int]], smaller: bool) -> None:
+    bundle = demo_bundles["q4f16_1"]
+    with Engine(bundle, draft="lookup", draft_model=bundle if smaller else None) as engine:
+        for _ in range(2):  # the second time the prompts are parked
+            batch = engine.chat_batch([asked(text) for text in QUESTIONS], temperature=0, max_tokens=24)
+            assert [one.token_ids for one in batch] == alone
+        engine.generate([3, 4, 5, 6, 7] * 9, temperature=0, max_tokens=24, ignore_eos=True)
+        totals = engine.model.core.scheduler.totals
+        assert totals.drafted > 0 and totals.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"draft": "medusa"}, "draft; expected lookup, or off without a draft model; found 'medusa'"),
+        ({"draft": "off", "draft_model": "."}, "draft; expected lookup, or off without"),
+        ({"draft": "off", "draft_head": "."}, "draft_head; expected no draft model, and drafts; found ."),
+        ({"draft_head": "."}, "a bundle takes no draft head"),
+    ],
+)
+def test_drafts_that_contradict(demo_bundles: Bundles, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        mlcpipe.load(
+            demo_bundles["q4f16_1"],
+            **{**arguments, "draft_model": arguments.get("draft_model") and demo_bundles["q4f16_1"]},
+        )
+
+
 def test_the_next_turn_computes_what_is_new_to_the_token(engine: Engine) -> None:
     """Beside another conversation, and after a stream that was closed."""
     first, other = asked(QUESTIONS[0]), asked(QUESTIONS[1])

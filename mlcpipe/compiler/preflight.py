@@ -33,8 +33,8 @@ class Purpose:
     """What a checkpoint becomes and does.
 
     `task` is one of `mlcpipe.support.defaults`, `context` the asked one. `disk` is a folder, which need not exist, on
-    the disk that the bundle goes to; `runs_here`: this machine runs it at once. `title` is the model's name as the
-    user gave it.
+    the disk that the bundle goes to, None for no bundle; `runs_here`: this machine runs it at once. `title` is the
+    model's name as the user gave it.
     """
 
     target: str
@@ -88,6 +88,8 @@ class Purpose:
     def _check_disk(self, weights_bytes: int, download: Download | None) -> None:
         """Room for the download and the bundle."""
         if self.disk is None:
+            if download is not None:
+                check_disk_space(download.folder, download.nbytes)
             return
         needed = weights_bytes + BUNDLE_BYTES
         if download is not None and same_disk(download.folder, self.disk):

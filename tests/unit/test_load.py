@@ -11,6 +11,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe import cli, loading
+from mlcpipe.cli import main
 from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
 from mlcpipe.support.defaults import CHAT, EMBED
 from mlcpipe.support.resources import demo_model_path
@@ -130,6 +131,22 @@ def test_a_checkpoint_is_judged_for_its_task(
         loading.prepare_bundle(checkpoint, **arguments)
     assert words.replace("CHECKPOINT", str(checkpoint)) in str(caught.value) and not compiled
     assert loading.prepare_bundle(checkpoint)
+
+
+def test_compile_needs_a_tokenizer_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile(*given: object, **options: object) -> None:
+        raise UsageError("compiling")
+
+    monkeypatch.setattr(mlcpipe, "compile", compile)
+    checkpoint = write_llama(tmp_path / "checkpoint", tokenizer=False)
+    for options, words in (
+        ([], f"no tokenizer in {checkpoint}; expected tokenizer.json"),
+        (["--no-tokenizer"], "compiling"),
+    ):
+        assert main(["compile", str(checkpoint), "-o", str(tmp_path / "out"), *options]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_bundle_is_judged_for_its_task(demo_bundles: dict[str, Path]) -> None:

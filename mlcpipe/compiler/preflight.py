@@ -18,6 +18,7 @@ from mlcpipe.host.memory import free_memory
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
+from mlcpipe.runtime.text.chat_template import REFUSED
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.support.defaults import ANY, CHAT, KEEP
 from mlcpipe.support.disk import check_disk_space, same_disk
@@ -79,6 +80,8 @@ class Purpose:
                 expected="chat_template.jinja, or chat_template in tokenizer_config.json",
                 found="none: a base model, which continues text", next_step="add --raw, or take a model for chats",
             )  # fmt: skip
+        if self.task == CHAT:
+            _check_template(tokenizer, checkpoint.path)
 
     def _check_context(self, model: LanguageModel, target: Target) -> None:
         most = context_length(model, target, None)
@@ -98,6 +101,16 @@ class Purpose:
         check_disk_space(self.disk, needed)
         if download is not None:
             check_disk_space(download.folder, download.nbytes)
+
+
+def _check_template(tokenizer: Tokenizer, path: Path) -> None:
+    """Raise TemplateError for a template that does not compile, or fails; a refusal may be of this message alone."""
+    try:
+        tokenizer.chat_template().render([{"role": "user", "content": "Hello"}])
+    except TemplateError as error:
+        if error.what != REFUSED:
+            error.relocate(f"chat_template of {path}" + (f", {error.where}" if error.where else ""))
+            raise
 
 
 def _check_memory(weights_bytes: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 import mlcpipe
 from mlcpipe import cli, loading
 from mlcpipe.cli import main
-from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
+from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, TemplateError, UsageError
 from mlcpipe.support.defaults import CHAT, EMBED
 from mlcpipe.support.resources import demo_model_path
 from tests.conftest import Bundles, linked_cache, write_llama
@@ -131,6 +131,30 @@ def test_a_checkpoint_is_judged_for_its_task(
         loading.prepare_bundle(checkpoint, **arguments)
     assert words.replace("CHECKPOINT", str(checkpoint)) in str(caught.value) and not compiled
     assert loading.prepare_bundle(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }",
+            "does not compile in chat_template of CHECKPOINT, line 1; found Temp",
+        ),
+        ("{{ messages[0].no.more }}", "the chat template failed in chat_template of CHECKPOINT; found UndefinedError"),
+        ("{{ raise_exception('first a system message') }}", ""),
+    ],
+)
+def test_a_chat_template_is_tried_before_the_work(
+    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, template: str, words: str
+) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    (checkpoint / "chat_template.jinja").write_text(template)
+    raised = ""
+    try:
+        loading.prepare_bundle(checkpoint, task=CHAT)
+    except TemplateError as error:
+        raised = str(error)
+    assert words.replace("CHECKPOINT", str(checkpoint)) in raised and bool(compiled) == (not words) == (not raised)
 
 
 def test_compile_needs_a_tokenizer_unless_told(

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from filelock import FileLock
-
 from mlcpipe import devices
 from mlcpipe.errors import TargetError, UsageError, naming
 from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
@@ -178,6 +176,8 @@ class Wanted:
 
 def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, progress: Progress) -> Path:
     """The cached bundle of a checkpoint, which is downloaded and compiled if necessary."""
+    from filelock import FileLock
+
     from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import with_draft_head

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from filelock import FileLock, Timeout
-
 from mlcpipe.errors import MlcpipeError, UsageError
 from mlcpipe.support.disk import check_disk_space, full_disk_named
 
@@ -127,6 +125,8 @@ def only_writer(dest: Path, busy: MlcpipeError, wait_s: float = 0) -> Iterator[N
 
     Raises `busy` if another holds it for `wait_s`.
     """
+    from filelock import FileLock, Timeout
+
     lock = FileLock(_lock_file(dest), timeout=wait_s, poll_interval=0.005)
     try:
         lock.acquire()

@@ -144,9 +144,11 @@ def prepare_bundle(
         _check_bundle_task(given, task, model_title(model))
         return given
     kv_cache_dtype = kv_cache_dtype or AUTO
-    check_names(target or LOCAL_TARGET, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype)
+    check_names(target or LOCAL_TARGET, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype)
     if runs_here or target is None:
         target = _target_here(device, target)  # before the work: does the device exist?
+    if runs_here:
+        _check_variant(target)
     wanted = Wanted(target, quantization, kv_cache_dtype, adapters, quick, runs_here, task, context)
     return _compiled(model, draft_head, wanted, progress)
 
@@ -305,6 +307,19 @@ def _target_here(device: str, target: str | None) -> str:
         )  # fmt: skip
     devices.choose(requested)
     return target
+
+
+def _check_variant(target: str) -> None:
+    """Raise UsageError if MLCPIPE_CPU_VARIANT names no variant of a target for CPUs."""
+    from mlcpipe.targets import compiled_variants, load_target
+
+    described, wanted = load_target(target), env().cpu_variant
+    names = [variant.name for variant in compiled_variants(described)]
+    if wanted is not None and described.backend == "cpu" and wanted not in names:
+        raise UsageError(
+            "MLCPIPE_CPU_VARIANT names no variant of the target", where=target, expected=", ".join(names),
+            found=repr(wanted)[:80], next_step="unset it, or name one of these",
+        )  # fmt: skip
 
 
 def _check_bundle(

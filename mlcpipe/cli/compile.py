@@ -102,7 +102,7 @@ def compile_command(
     from mlcpipe.bundle import MANIFEST, read_manifest
 
     check_early(output, MANIFEST if overwrite else "")
-    check_names(target, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype or AUTO)
+    check_names(target, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype or AUTO)
     check_bits(bits_per_weight, bits_text, quantization)
     import mlcpipe
     from mlcpipe.checkpoint import open_checkpoint, resolve

@@ -50,7 +50,7 @@ def convert_command(
 
     target = target or DEFAULT_TARGET
     check_early(output, TENSOR_CACHE if overwrite else "")
-    check_names(target, quantization or DEFAULT_QUANTIZATION)
+    check_names(target, DEFAULT_QUANTIZATION if quantization is None else quantization)
     with console_progress(stderr_console()) as progress:
         purpose = Purpose(target, quantization, disk=output, title=model)
         checkpoint = resolve(model, progress, check=purpose.check)

@@ -157,6 +157,29 @@ def test_a_chat_template_is_tried_before_the_work(
     assert words.replace("CHECKPOINT", str(checkpoint)) in raised and bool(compiled) == (not words) == (not raised)
 
 
+@pytest.mark.parametrize(
+    ("variant", "options", "words"),
+    [
+        ("avx9", ["chat", "-p", "hi"], "MLCPIPE_CPU_VARIANT names no variant of the target in cpu-native; expected "),
+        (
+            "",
+            ["compile", "-o", "out", "--bits-per-weight", "4"],
+            "expected a model with a context of 512 tokens or more",
+        ),
+    ],
+)
+def test_more_that_is_told_before_the_work(
+    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], variant: str, options: list[str], words: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLCPIPE_CPU_VARIANT", variant)
+    with open(os.devnull, encoding="utf-8") as empty:
+        monkeypatch.setattr("sys.stdin", empty)
+        assert main([*options, str(write_llama(tmp_path / "checkpoint"))]) == 2 and not compiled
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
 def test_compile_needs_a_tokenizer_unless_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

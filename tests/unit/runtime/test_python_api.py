@@ -16,6 +16,8 @@ import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.sampling_params import ToolCall, add_pieces
+from mlcpipe.runtime.serving.cost_model import CostModel
+from mlcpipe.runtime.serving.drafting import Search
 from mlcpipe.runtime.tools import choice_of
 from tests.conftest import Bundles
 
@@ -76,7 +78,14 @@ def test_answers_in_threads_and_coroutines_are_those_alone(engine: Engine, alone
 
 
 @pytest.mark.parametrize("smaller", [False, True], ids=["lookup", "model"])
-def test_drafts_change_no_answer(demo_bundles: Bundles, alone: list[list[int]], smaller: bool) -> None:
+def test_drafts_change_no_answer(
+    demo_bundles: Bundles, alone: list[list[int]], smaller: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts that are always checked, whether that is faster or not."""
+    monkeypatch.setattr(CostModel, "may_draft", lambda self, load, rows: True)
+    monkeypatch.setattr(CostModel, "draft_rows", lambda self, load, gains: len(gains))
+    monkeypatch.setattr(CostModel, "draft_length", lambda self, load, rates, token_s, most: min(3, most))
+    monkeypatch.setattr(Search, "pays", lambda self: True)
     bundle = demo_bundles["q4f16_1"]
     with Engine(bundle, draft="lookup", draft_model=bundle if smaller else None) as engine:
         for _ in range(2):  # the second time the prompts are parked

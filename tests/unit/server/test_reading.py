@@ -13,6 +13,9 @@ pytest.importorskip("fastapi")
 from pydantic import ValidationError
 
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.answer_reader import AnswerReader, CallingText, Reading
+from mlcpipe.runtime.sampling_params import ToolCall, add_pieces
+from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.reasoning import ReasoningSplitter
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.tool_formats import format_of
@@ -43,6 +46,28 @@ def test_reasoning_is_told_from_the_answer(text: str, open_: bool, reasoning: st
         parts = [splitter.push(text[begin : begin + size]) for begin in range(0, len(text), size)]
         parts.append(splitter.finish())
         assert ("".join(one for one, _ in parts), "".join(one for _, one in parts)) == (reasoning, answer), size
+
+
+@pytest.mark.parametrize(
+    ("thinking", "written", "shown"),
+    [
+        ("none", "", ""),
+        ("may", "<think>\nhm </think>\n", "<think>\nhm\n</think>\n\n"),
+        ("may", "<think>hm", "<think>\nhm"),
+        ("open", "hm</think>", "hm\n</think>\n\n"),
+    ],
+)
+def test_python_gets_thoughts_in_the_text_and_calls_apart(thinking: Thinking, written: str, shown: str) -> None:
+    tokenizer = Tokenizer.load(Path(DEMO), generation_config={}, config=json.loads((DEMO / "config.json").read_text()))
+    ends = not shown.endswith("hm")
+    call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>' if ends else ""
+    style = format_of(tools.HERMES)
+    reader = AnswerReader(tokenizer, Reading(thinking=thinking, style=style, tools=[tools.CLOCK], one_call=True), ())
+    text, calls = CallingText(reader, opened=thinking == "open"), list[ToolCall]()
+    assert "".join(map(text.push, tokenizer.encode(written + call * 2))) + text.flush() == shown
+    add_pieces(calls, text.take_calls())
+    assert [one[1:] for one in calls] == [("clock", "{}")] * ends
+    assert [text.finish_reason(reason) for reason in ("stop", "length")] == ["tool_calls" if ends else "stop", "length"]
 
 
 def test_messages_become_what_templates_take() -> None:

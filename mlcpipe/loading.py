@@ -7,10 +7,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from filelock import FileLock
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlcpipe import devices
 from mlcpipe.errors import TargetError, UsageError, naming
@@ -42,6 +41,9 @@ def load(
     threads: int | None = None,
     adapter: str | Path | None = None,
     context_shift: bool = False,
+    draft: Literal["lookup", "off"] | None = None,
+    draft_model: str | Path | None = None,
+    draft_head: str | None = None,
     progress: Progress | bool = True,
 ) -> Engine:
     """Load a model and return an engine. A checkpoint is compiled on first use and kept in the cache.
@@ -62,6 +64,9 @@ def load(
         threads: threads of the CPU kernels; None is MLCPIPE_THREADS or the number of physical cores.
         adapter: folder of a LoRA adapter that PEFT saved, for all answers.
         context_shift: answer beyond the context; see `Engine`.
+        draft: how next tokens are guessed; see `Engine`. None is "off" without a draft model or head.
+        draft_model: a smaller model with the same tokens that drafts, named as `model` is.
+        draft_head: folder or `hf://` name of an EAGLE-3 head or Medusa heads, which the checkpoint is compiled with.
         progress: receives reports on downloading, compiling and loading; True shows a bar in a terminal or a notebook,
             False nothing.
 
@@ -76,14 +81,21 @@ def load(
     """
     from mlcpipe import Engine
 
+    if draft_head is not None and (draft == "off" or draft_model is not None):
+        raise UsageError("draft_head", expected="no draft model, and drafts", found=draft_head)
     with _shown(progress) as shown:
-        bundle = prepare_bundle(
-            model, device, quantization, best=best, target=target, kv_cache_dtype=kv_cache_dtype,
-            adapters=adapter is not None, progress=shown,
-        )  # fmt: skip
+        prepare = partial(
+            prepare_bundle, quantization=quantization, best=best, kv_cache_dtype=kv_cache_dtype, progress=shown
+        )
+        bundle = prepare(model, device, target=target, adapters=adapter is not None, draft_head=draft_head)
+        drafts = None
+        if draft_model is not None:
+            beside = _device_of(bundle) if device == AUTO and target is None else device
+            drafts = prepare(draft_model, beside, target=target)
         return Engine(
             bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
-            context_shift=context_shift, progress=shown,
+            context_shift=context_shift, draft=draft or ("lookup" if draft_head is not None else None),
+            draft_model=drafts, progress=shown,
         )  # fmt: skip
 
 
@@ -152,12 +164,14 @@ def prepare_bundle(
         _check_bundle_task(given, task, model_title(model))
         return given
     kv_cache_dtype = kv_cache_dtype or AUTO
-    check_names(target or LOCAL_TARGET, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype)
+    check_names(target or LOCAL_TARGET, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype)
     place = None
     if target is not None and not runs_here:
         place = Place(target)
     elif target is not None or device != AUTO or not runs_here:
         place = Place(_target_here(device, target))  # before the work: does the device exist?
+    if runs_here:
+        _check_variant(LOCAL_TARGET if place is None else place.target)
     wanted = Wanted(quantization, best, kv_cache_dtype, adapters, quick, runs_here, task, context)
     bundle, place = _compiled(model, draft_head, wanted, place, progress)
     if chosen is not None and place.why:
@@ -212,6 +226,8 @@ def _compiled(
     model: str | Path | None, draft_head: str | None, wanted: Wanted, place: Place | None, progress: Progress
 ) -> tuple[Path, Place]:
     """The cached bundle of a checkpoint, downloaded and compiled if necessary, and its place: chosen if None."""
+    from filelock import FileLock
+
     from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import with_draft_head
@@ -355,6 +371,26 @@ def _target_here(device: str, target: str | None) -> str:
         )  # fmt: skip
     devices.choose(requested)
     return target
+
+
+def _device_of(bundle: Path) -> str:
+    """The kind of device that a bundle was compiled for."""
+    from mlcpipe.bundle import read_manifest
+
+    return devices.kind_of(read_manifest(bundle, check_abi=False).target.variants[0])
+
+
+def _check_variant(target: str) -> None:
+    """Raise UsageError if MLCPIPE_CPU_VARIANT names no variant of a target for CPUs."""
+    from mlcpipe.targets import compiled_variants, load_target
+
+    described, wanted = load_target(target), env().cpu_variant
+    names = [variant.name for variant in compiled_variants(described)]
+    if wanted is not None and described.backend == "cpu" and wanted not in names:
+        raise UsageError(
+            "MLCPIPE_CPU_VARIANT names no variant of the target", where=target, expected=", ".join(names),
+            found=repr(wanted)[:80], next_step="unset it, or name one of these",
+        )  # fmt: skip
 
 
 def _check_bundle(

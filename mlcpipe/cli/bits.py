@@ -38,7 +38,7 @@ def recipe_of_bits(
     """
     from mlcpipe.compiler.calibration.text import OWN_TEXT
     from mlcpipe.quality.bits import choose_bits
-    from mlcpipe.quality.measure import read_text
+    from mlcpipe.quality.measure import WINDOW, read_text
     from mlcpipe.quality.sensitivity import guess, measure_sensitivity
     from mlcpipe.targets import load_target
 
@@ -49,6 +49,12 @@ def recipe_of_bits(
     else:
         path = OWN_TEXT if text is None else Path(text)
         sha256 = text_hash(read_text(path))  # checked before the work
+        context = checkpoint.config.get("max_position_embeddings")
+        if isinstance(context, int) and context < WINDOW:
+            raise UsageError(
+                "--bits-per-weight measures texts", expected=f"a model with a context of {WINDOW} tokens or more",
+                found=context, next_step=f"add --bits-text {NO_TEXT}",
+            )  # fmt: skip
         sensitivity = measure_sensitivity(checkpoint, path, progress)
     recipe, loss = choose_bits(checkpoint, described, bits, sensitivity, progress)
     recipe = replace(recipe, text_sha256=sha256)

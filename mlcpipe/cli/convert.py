@@ -53,7 +53,7 @@ def convert_command(
 
     target, method = target or DEFAULT_TARGET, method_of_best(best, method)
     check_early(output, TENSOR_CACHE if overwrite else "")
-    check_names(target, quantization or DEFAULT_QUANTIZATION)
+    check_names(target, DEFAULT_QUANTIZATION if quantization is None else quantization)
     with console_progress(stderr_console()) as progress:
         purpose = Purpose(target, quantization, disk=output, title=model, method=method)
         checkpoint = resolve(model, progress, check=purpose.check)

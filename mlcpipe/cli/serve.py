@@ -24,8 +24,6 @@ from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
-    from mlcpipe.runtime.loading import LoadedBundle
-    from mlcpipe.runtime.text.tokenizer import Tokenizer
     from mlcpipe.server.run import Loaded, LoadedEmbedder
 
 _MAX_WARM_BYTES = 4 << 20
@@ -163,19 +161,6 @@ def _warm(loaded: Loaded, texts: Iterable[str], namespaces: Iterable[str]) -> No
                 raise event.error
 
 
-def _draft_model(path: Path, bundle: LoadedBundle, tokenizer: Tokenizer, device: str | None) -> LoadedBundle:
-    """The bundle of a draft model. Raises UsageError."""
-    from mlcpipe.bundle import read_manifest
-    from mlcpipe.runtime.loading import load_bundle
-    from mlcpipe.runtime.serving.draft_model import check_pair
-    from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
-
-    context = min(bundle.context_length, read_manifest(path).model.context_length)
-    smaller = load_bundle(path, context, bundle.threads, device)
-    check_pair(tokenizer, open_tokenizer(path))
-    return smaller
-
-
 def _load(
     options: ServeOptions, bundles: Bundles, names: tuple[str, ...], texts: Iterable[str], namespaces: Iterable[str]
 ) -> Loaded:
@@ -183,6 +168,7 @@ def _load(
     from mlcpipe import Embedder
     from mlcpipe.runtime.loading import load_bundle
     from mlcpipe.runtime.serving.adapters import read_packed
+    from mlcpipe.runtime.serving.open_drafts import open_draft_model
     from mlcpipe.runtime.serving.open_engine import open_engine
     from mlcpipe.runtime.stated_sampling import bundle_sampling
     from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
@@ -194,7 +180,7 @@ def _load(
 
     device, threads = engine_device(options.device), options.threads
     bundle, tokenizer = load_bundle(bundles.own, options.context, threads, device), open_tokenizer(bundles.own)
-    smaller = None if bundles.drafts is None else _draft_model(bundles.drafts, bundle, tokenizer, device)
+    smaller = None if bundles.drafts is None else open_draft_model(bundles.drafts, bundle, tokenizer, device)
     manifest = bundle.manifest
     about = {
         "model_type": manifest.model.model_type,

@@ -20,6 +20,7 @@ from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import method_of
 from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
+from mlcpipe.runtime.text.chat_template import REFUSED
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.support.defaults import ANY, AWQ, CHAT, GPTQ, KEEP
 from mlcpipe.support.disk import check_disk_space, same_disk
@@ -35,8 +36,9 @@ class Purpose:
     """What a checkpoint becomes and does.
 
     `task` is one of `mlcpipe.support.defaults`, `context` the asked one, or None: memory must then hold the least one,
-    or a `useful` one. `disk` is a folder, which need not exist, on the disk that the bundle goes to; `runs_here`: this
-    machine runs it at once. `title` is the model's name as the user gave it, `method` how its numbers are chosen.
+    or a `useful` one. `disk` is a folder, which need not exist, on the disk that the bundle goes to, None for no
+    bundle; `runs_here`: this machine runs it at once. `title` is the model's name as the user gave it, `method` how
+    its numbers are chosen.
     """
 
     target: str
@@ -107,6 +109,8 @@ class Purpose:
                 expected="chat_template.jinja, or chat_template in tokenizer_config.json",
                 found="none: a base model, which continues text", next_step="add --raw, or take a model for chats",
             )  # fmt: skip
+        if self.task == CHAT:
+            _check_template(tokenizer, checkpoint.path)
 
     def _check_context(self, model: LanguageModel, target: Target) -> None:
         most = context_length(model, target, None)
@@ -116,6 +120,8 @@ class Purpose:
     def _check_disk(self, weights_bytes: int, download: Download | None) -> None:
         """Room for the download and the bundle."""
         if self.disk is None:
+            if download is not None:
+                check_disk_space(download.folder, download.nbytes)
             return
         needed = weights_bytes + BUNDLE_BYTES
         if download is not None and same_disk(download.folder, self.disk):
@@ -124,6 +130,16 @@ class Purpose:
         check_disk_space(self.disk, needed)
         if download is not None:
             check_disk_space(download.folder, download.nbytes)
+
+
+def _check_template(tokenizer: Tokenizer, path: Path) -> None:
+    """Raise TemplateError for a template that does not compile, or fails; a refusal may be of this message alone."""
+    try:
+        tokenizer.chat_template().render([{"role": "user", "content": "Hello"}])
+    except TemplateError as error:
+        if error.what != REFUSED:
+            error.relocate(f"chat_template of {path}" + (f", {error.where}" if error.where else ""))
+            raise
 
 
 def _check_memory(need: Need) -> None:

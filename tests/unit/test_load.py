@@ -12,9 +12,10 @@ import pytest
 
 import mlcpipe
 from mlcpipe import cli, loading
+from mlcpipe.cli import main
 from mlcpipe.compiler import automatic
 from mlcpipe.compiler.preflight import Purpose
-from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
+from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, TemplateError, UsageError
 from mlcpipe.support.defaults import CHAT, EMBED
 from mlcpipe.support.progress import SilentProgress
 from mlcpipe.support.resources import demo_model_path
@@ -203,6 +204,69 @@ def test_a_choice_is_noted_and_the_bundle_of_the_cpu_is_an_estimate(
     monkeypatch.setattr(Purpose, "judge", None)
     assert loading.prepare_bundle(tiny_bundles.checkpoint) == first
     assert noted[-1].startswith("compiled for cpu-native: Fast card has 1.00 MiB free, and the model takes 16.")
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }",
+            "does not compile in chat_template of CHECKPOINT, line 1; found Temp",
+        ),
+        ("{{ messages[0].no.more }}", "the chat template failed in chat_template of CHECKPOINT; found UndefinedError"),
+        ("{{ raise_exception('first a system message') }}", ""),
+    ],
+)
+def test_a_chat_template_is_tried_before_the_work(
+    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, template: str, words: str
+) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    (checkpoint / "chat_template.jinja").write_text(template)
+    raised = ""
+    try:
+        loading.prepare_bundle(checkpoint, task=CHAT)
+    except TemplateError as error:
+        raised = str(error)
+    assert words.replace("CHECKPOINT", str(checkpoint)) in raised and bool(compiled) == (not words) == (not raised)
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "words"),
+    [
+        ("avx9", ["chat", "-p", "hi"], "MLCPIPE_CPU_VARIANT names no variant of the target in cpu-native; expected "),
+        (
+            "",
+            ["compile", "-o", "out", "--bits-per-weight", "4"],
+            "expected a model with a context of 512 tokens or more",
+        ),
+    ],
+)
+def test_more_that_is_told_before_the_work(
+    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], variant: str, options: list[str], words: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLCPIPE_CPU_VARIANT", variant)
+    with open(os.devnull, encoding="utf-8") as empty:
+        monkeypatch.setattr("sys.stdin", empty)
+        assert main([*options, str(write_llama(tmp_path / "checkpoint"))]) == 2 and not compiled
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_compile_needs_a_tokenizer_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile(*given: object, **options: object) -> None:
+        raise UsageError("compiling")
+
+    monkeypatch.setattr(mlcpipe, "compile", compile)
+    checkpoint = write_llama(tmp_path / "checkpoint", tokenizer=False)
+    for options, words in (
+        ([], f"no tokenizer in {checkpoint}; expected tokenizer.json"),
+        (["--no-tokenizer"], "compiling"),
+    ):
+        assert main(["compile", str(checkpoint), "-o", str(tmp_path / "out"), *options]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_bundle_is_judged_for_its_task(demo_bundles: dict[str, Path]) -> None:

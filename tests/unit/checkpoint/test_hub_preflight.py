@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.gguf import metadata
 from mlcpipe.checkpoint.hub import resolve
+from mlcpipe.cli import main
 from mlcpipe.compiler import preflight
 from mlcpipe.compiler.preflight import Purpose
 from mlcpipe.errors import MlcpipeError
@@ -79,6 +81,18 @@ def test_refusals(
     hub.files.pop(lost, None)
     assert message in refusal(hub, tmp_path, **options)
     assert hub.gets(WEIGHTS) == []
+
+
+@pytest.mark.parametrize("command", ["compile -o out", "convert -o out", "tune", "inspect"])
+def test_commands_that_download(
+    hub: Hub, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = partial(resolve, cache_dir=tmp_path / "cache", endpoint=hub.endpoint)
+    monkeypatch.setattr("mlcpipe.checkpoint.resolve", there)
+    monkeypatch.chdir(tmp_path)
+    hub.files["config.json"] = json.dumps(json.loads(hub.files["config.json"]) | {"model_type": "mamba"}).encode()
+    assert main([*command.split(), SPEC]) == 2 and hub.gets(WEIGHTS) == []
+    assert "unknown architecture in config.json model_type of hf://" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_tokenizer_to_convert(hub: Hub, tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def report(model: str) -> ModelReport:
 
 def test_memory_and_speed_of_each_quantization(cards: Cards, tmp_path: Path) -> None:
     found = report(folder(tmp_path / "m", LLAMA))
-    assert found.runs and found.verdict.startswith("Runs: llama, chats; q4f16_1 for cpu-native, at most ")
+    assert found.runs and found.verdict.startswith("Runs: llama, chats; q4f16_m for cpu-native, at most ")
     first, *others = found.quantizations
-    assert first.quantization == "q4f16_1" and {"q3f16_1", "q8f16_1", "q0f16"} <= {row.quantization for row in others}
+    assert first.quantization == "q4f16_m" and {"q3f16_1", "q8f16_1", "q0f16"} <= {row.quantization for row in others}
     assert [row.weights_bytes for row in others] == sorted(row.weights_bytes for row in others)
     for row in found.quantizations:
         assert row.memory_bytes > row.weights_bytes and row.why == "no GPU was found" and row.context_tokens == 256
@@ -74,7 +74,7 @@ def test_what_auto_takes(cards: Cards, tmp_path: Path) -> None:
     cards.shown = "card, driver 1"
     model = folder(tmp_path / "m", LLAMA | {"hidden_size": 8192, "num_attention_heads": 128})
     found = report(model)
-    assert found.quantizations[0].target == "vulkan" and "q4f16_1 for vulkan, at most" in found.verdict
+    assert found.quantizations[0].target == "vulkan" and "q4f16_m for vulkan, at most" in found.verdict
     assert found.quantizations[0].why == "Fast card reads 4.0 TB/s, the CPU 40 GB/s" and cards.measured == 1
 
 

@@ -13,7 +13,7 @@ from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.decoder_layer import SANDWICH_NORM
-from mlcpipe.nn.gguf import ATTENTION, MLP, POST_NORMS, GgufFamily, GgufFile
+from mlcpipe.nn.gguf import ATTENTION, MLP, POST_NORMS, GgufFamily, GgufFile, read_windows
 from mlcpipe.nn.norm import NormSpec
 
 DEFAULTS = Defaults(
@@ -62,14 +62,7 @@ def complete_gguf(file: GgufFile, config: dict[str, Any], *, period: int, window
     layers, width = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
     config["hidden_activation"] = "gelu_pytorch_tanh"
     config["query_pre_attn_scalar"] = width if layers == largest_layers else config["head_dim"]
-    window = file.integer("attention.sliding_window", window)
-    stated = file.get("attention.sliding_window_pattern", period)
-    if type(stated) is int and stated > 0:
-        slides = [(i + 1) % stated != 0 for i in range(min(layers, 1024))]
-    else:
-        slides = file.numbers("attention.sliding_window_pattern", layers).astype(bool).tolist()
-    config["sliding_window"] = window or None
-    config["layer_types"] = [f"{'sliding' if slide and window else 'full'}_attention" for slide in slides]
+    read_windows(file, config, period, window)
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

@@ -18,7 +18,14 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
 
+_FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "cohere2": {"full_between": {**_FULL_BETWEEN, "logit_scale": 0.3, "attention_bias": True, "head_dim": 24}},
+    "exaone4": {"full_between": _FULL_BETWEEN},
+    "glm": {"whole_heads": {**_rope("default", partial_rotary_factor=1.0), "attention_bias": False}},
+    "glm4": {"quarter": {"partial_rotary_factor": 0.25, "tie_word_embeddings": True, "hub": True}},
     "llama": {
         "llama3_tied": {
             **_rope(
@@ -128,6 +135,21 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
+    "olmo3": {
+        "yarn": {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                    "rope_theta": 1e4,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "attention_bias": True,
+        }
+    },
     "mixtral": {
         "window": {"sliding_window": 8, "head_dim": 24, "vocab_size": 163, "num_local_experts": 6, "hub": True}
     },

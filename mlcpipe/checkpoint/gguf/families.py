@@ -119,7 +119,9 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     config["num_key_value_heads"] = _kv_heads(metadata, arch, family, config["num_attention_heads"])
     config["model_type"] = model_type
     rope = (
-        longrope(metadata, arch, tensors) if family.rope == "longrope" else _full_rope(metadata, arch, tensors, config)
+        longrope(metadata, arch, tensors)
+        if family.rope == "longrope"
+        else _rope(metadata, arch, tensors, config, partial=family.rope == "partial")
     )
     if rope is not None:
         config["rope_scaling"] = rope
@@ -198,6 +200,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
     if not 0 < heads <= hidden:
         raise metadata.error(f"{arch}.attention.head_count", f"1 to {hidden}", heads)
     head_dim = metadata.integer(f"{arch}.attention.key_length", hidden // heads)
+    eps = [f"{arch}.attention.layer_norm_{name}" for name in ("rms_epsilon", "epsilon")]
     if metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
     return {
@@ -208,7 +211,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
         "num_attention_heads": heads,
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{arch}.context_length"),
-        "rms_norm_eps": metadata.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.number(next((key for key in eps if key in metadata.values), eps[0])),
         "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
@@ -233,10 +236,12 @@ def _check_vocabulary(metadata: Metadata, rows: int) -> None:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))
 
 
-def _full_rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> Config | None:
-    """The scaling of rope over whole heads."""
+def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, *, partial: bool) -> Config | None:
+    """The scaling of rope over whole heads or parts of them."""
     rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
-    if rotated != config["head_dim"]:
+    if partial:
+        config["partial_rotary_factor"] = rotated / config["head_dim"]
+    elif rotated != config["head_dim"]:
         raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
     table = linear_or_yarn(metadata, arch)
     if "rope_freqs.weight" not in tensors:

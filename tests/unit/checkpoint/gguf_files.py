@@ -157,7 +157,10 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     writer.add_head_count(heads)
     kv_heads, types = config["num_key_value_heads"], config.get("layer_types") or ()
     writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
+    if (eps := config.get("layer_norm_eps")) is not None:
+        writer.add_layer_norm_eps(eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     kind = config["model_type"]
@@ -166,8 +169,10 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if kind in ("qwen3_moe", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss"):
+    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss", "cohere2", "exaone4", "olmo3"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
+    if kind in ("exaone4", "olmo3"):
+        writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
@@ -175,6 +180,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         ("embedding_multiplier", writer.add_embedding_scale),
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
+        ("logit_scale", writer.add_logit_scale),
         ("conv_L_cache", writer.add_shortconv_l_cache),
     ):
         if config.get(field) is not None:

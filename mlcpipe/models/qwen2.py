@@ -41,4 +41,4 @@ def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     config["attention_bias"] = "blk.0.attn_q.bias" in file
 
 
-GGUF = GgufFamily("qwen2")
+GGUF = GgufFamily("qwen2", also=("qwen2vl",))

@@ -22,4 +22,4 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return decoder(base, specs)
 
 
-GGUF = GgufFamily("qwen3", complete_gguf)
+GGUF = GgufFamily("qwen3", complete_gguf, also=("qwen3vl",))

@@ -43,8 +43,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
-    """The fields that Cohere's two families share."""
-    config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    """The scale of logits."""
     config["logit_scale"] = file.number("logit_scale", 0.0) or 1.0
 
 

@@ -12,7 +12,7 @@ from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder import decoder
-from mlcpipe.nn.decoder_layer import SANDWICH_NORM
+from mlcpipe.nn.decoder_layer import SANDWICH_NORM, LayerForm
 from mlcpipe.nn.gguf import ATTENTION, MLP, POST_NORMS, GgufFamily, GgufFile, read_windows
 from mlcpipe.nn.norm import NormSpec
 
@@ -32,6 +32,11 @@ DEFAULT_LOGIT_SOFTCAP = 30.0
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Gemma 2 config.json. Raises ConfigError for unsupported fields."""
+    return build_of(config, SANDWICH_NORM)
+
+
+def build_of(config: Mapping[str, Any], form: LayerForm) -> CausalLM:
+    """The module of layers of a form."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     windows = layer_windows(base.fields, window, [i % 2 == 0 for i in range(base.num_layers)])
@@ -39,7 +44,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return decoder(
         base,
         attentions(base, windows, softcap=softcap),
-        form=SANDWICH_NORM,
+        form=form,
         logit_softcap=base.fields.optional_number("final_logit_softcapping", DEFAULT_LOGIT_SOFTCAP, low=1e-6) or 0.0,
         embedding_scale=embedding_scale(base),
     )

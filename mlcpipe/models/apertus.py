@@ -15,6 +15,7 @@ from mlcpipe.nn.norm import NormSpec
 DEFAULTS = Defaults(positions=65536, norm=NormSpec(eps=1e-5), theta=1.2e7, act="xielu")
 DEFAULT_ROPE: Mapping[str, Any] = {
     "rope_type": "llama3",
+    "rope_theta": 1.2e7,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,

@@ -1,4 +1,4 @@
-"""Nemotron 4, Minitron (NVIDIA 2024): layer norms that store their weight minus 1, squared ReLU, rope over half a head."""
+"""Nemotron 4, Minitron (NVIDIA 2024): layer norms that store their weight minus 1, squared ReLU."""
 
 from __future__ import annotations
 

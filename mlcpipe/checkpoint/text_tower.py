@@ -17,16 +17,10 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.support.json_files import shown
 
 NESTED, PICTURES = "text_config", "vision_config"
-# What config.json calls the text model, or the whole where it does not nest it -> the family with the same layers.
-_FAMILIES: Mapping[str, str] = {
-    "qwen2_vl": "qwen2",
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-}
-# The text model's class where a model of this kind does not say it.
-_DEFAULT_TEXT: Mapping[str, str] = {
+# What config.json calls the text model -> the family with the same layers.
+_FAMILIES: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+# The family of the text model of such a whole, if `text_config` does not say it.
+TOWERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "idefics3": "llama",
     "internvl": "qwen2",
@@ -35,9 +29,9 @@ _DEFAULT_TEXT: Mapping[str, str] = {
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
     "paligemma": "gemma",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen3_vl": "qwen3_vl_text",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3",
     "smolvlm": "llama",
 }
 # Defaults of transformers' classes, which nested configurations leave out.
@@ -94,7 +88,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
         nested.pop("model_type")
     if not isinstance(nested, dict):
         raise ConfigError(NESTED, where="config.json", expected="an object", found=shown(nested))
-    own = nested.get("model_type") or _DEFAULT_TEXT.get(str(whole), whole)
+    own = nested.get("model_type") or TOWERS.get(str(whole), whole)
     family = _FAMILIES.get(str(own), own)
     outer = {name: config[name] for name in _OF_THE_WHOLE if name in config}
     found = {**_SIZES.get(str(family), {}), **outer, **nested, "model_type": family}

@@ -1,4 +1,7 @@
-"""Apertus (Swiss AI 2025): Llama with norms of heads and an MLP of two matrices with xIELU, a learned activation."""
+"""Apertus (Swiss AI 2025): Llama with norms of heads and an MLP of two matrices with xIELU, a learned activation.
+
+Models: Apertus 8B, 70B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Code World Model (Meta 2025): Llama 3 with a window in three of four layers."""
+"""Code World Model (Meta 2025): Llama 3 with a window in three of four layers.
+
+Models: CWM 32B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ministral 3 (Mistral AI 2025): Mistral with yarn, and queries that grow with the position."""
+"""Ministral 3 (Mistral AI 2025): Mistral with yarn, and queries that grow with the position.
+
+Models: Ministral 3 3B, 8B, 14B (text).
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ NAMES = CheckpointNames(
 # What published files say and transformers does not read.
 FIXED: Mapping[str, list[Any]] = {
     "mlp_bias": [None, False],
-    "num_experts": [None, 1],
     "use_cla": [None, False],
     "use_qk_norm": [None, True],
 }

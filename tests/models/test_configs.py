@@ -146,7 +146,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
     ("gemma", {"hidden_activation": "relu"}, "hidden_activation"),
     ("granite", {"residual_multiplier": "a"}, "residual_multiplier"),
-    ("hunyuan_v1_dense", {"num_experts": 8}, "num_experts"),
+    ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
     ("ministral3", {"rope_parameters": YARN}, "llama_4_scaling_beta"),
     ("olmo", {"rms_norm_eps": 1e-6}, "rms_norm_eps"),
     ("olmo3", {"rope_parameters": YARN}, "rope_parameters"),

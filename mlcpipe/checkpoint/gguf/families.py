@@ -7,6 +7,7 @@ Gemma's norms and stacks experts. The architectures are those of the files in `m
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -126,7 +127,9 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     config["num_key_value_heads"] = _kv_heads(metadata, arch, family, config["num_attention_heads"])
     config["model_type"] = model_type
     rope = (
-        longrope(metadata, arch, tensors) if family.rope == "longrope" else _full_rope(metadata, arch, tensors, config)
+        longrope(metadata, arch, tensors)
+        if family.rope == "longrope"
+        else _rope(metadata, arch, tensors, config, family.rope == "partial")
     )
     if rope is not None:
         config["rope_scaling"] = rope
@@ -170,7 +173,7 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             yield from _unstacked(tensor, published(pattern), config)
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
-            add = -family.norm_offset if part.endswith("norm") else 0.0
+            add = -family.norm_offset if part.endswith("norm") and suffix == "weight" else 0.0
             yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
         else:
             yield _as(tensor, name)
@@ -207,6 +210,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
     head_dim = metadata.integer(f"{arch}.attention.key_length", hidden // heads)
     if metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
+    layer_norm, rms_norm = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
@@ -215,7 +219,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
         "num_attention_heads": heads,
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{arch}.context_length"),
-        "rms_norm_eps": metadata.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.number(layer_norm if layer_norm in metadata.values else rms_norm),
         "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
@@ -240,10 +244,12 @@ def _check_vocabulary(metadata: Metadata, rows: int) -> None:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))
 
 
-def _full_rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> Config | None:
-    """The scaling of rope over whole heads."""
+def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, partial: bool) -> Config | None:
+    """The scaling of rope over whole heads, or over a part of each."""
     rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
-    if rotated != config["head_dim"]:
+    if partial and 0 < rotated <= config["head_dim"]:
+        config["partial_rotary_factor"] = math.nextafter(rotated / config["head_dim"], 1.0)  # which truncation undoes
+    elif rotated != config["head_dim"]:
         raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
     table = linear_or_yarn(metadata, arch)
     if "rope_freqs.weight" not in tensors:

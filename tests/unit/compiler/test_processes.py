@@ -16,7 +16,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe.cli import main
-from tests.conftest import TinyLlama, tensor_bytes, write_llama, write_tensors
+from tests.conftest import QUICK, TinyLlama, tensor_bytes, write_llama, write_tensors
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -60,7 +60,7 @@ def watch():
 watcher = threading.Thread(target=watch)
 watcher.start()
 before = private()
-mlcpipe.compile(sys.argv[1], quantization=sys.argv[3], output=sys.argv[2])
+mlcpipe.compile(sys.argv[1], target=sys.argv[4], quantization=sys.argv[3], output=sys.argv[2])
 done.set()
 watcher.join()
 print(json.dumps({"before": before, "peak": peak}))
@@ -122,7 +122,7 @@ def large_checkpoint(folder: Path, layers: int) -> tuple[Path, int]:
 def test_private_memory_of_a_compile(tmp_path: Path, quantization: str, layers: int) -> None:
     """However large the model, a compile adds less than three float32 copies of its largest tensor to its imports."""
     checkpoint, largest = large_checkpoint(tmp_path / "checkpoint", layers)
-    process = child(MEASURES, checkpoint, tmp_path / "bundle", quantization)
+    process = child(MEASURES, checkpoint, tmp_path / "bundle", quantization, QUICK)
     out, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
     added = json.loads(out)["peak"] - json.loads(out)["before"]

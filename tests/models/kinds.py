@@ -13,14 +13,16 @@ from mlcpipe.models import build_model, model_types
 from tests.models.tiny import TinyCase, tiny_config
 
 
-def first_of_each_kind(families: Iterable[str] | None = None) -> list[str]:
+def first_of_each_kind(families: Iterable[str] | None = None, *, options: bool = True) -> list[str]:
     """Of all families, or some, those with a block or an option of one that none before has: the others differ in sizes.
+
+    Without `options` blocks and their parameters alone count.
 
     A new family of known blocks is not among them: its parity is in `test_parity.py`.
     """
     first, seen = [], set[str]()
     for family in sorted(families or model_types(), key=lambda name: (name != "llama", name)):
-        found = _traits(family)
+        found = {trait for trait in _traits(family) if options or "=" not in trait}
         if found - seen:
             first.append(family)
             seen |= found

@@ -228,7 +228,7 @@ def test_bench(mlcpipe_program: Run, bundle: Path) -> None:
         # the deepest was 64 tokens and 8 decoded ones
         assert memory["beyond"] == memory["private"] - 72 * report["kv_bytes_per_token"]
     assert report["versions"]["apache-tvm"] and report["cpu"]
-    shown = mlcpipe_run(*common)
+    shown = mlcpipe_program(*common)
     for words in ("median tok/s", "read bandwidth", "peak memory", "was skipped", "1 threads"):
         assert words in shown.stdout
 

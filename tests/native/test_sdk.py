@@ -15,6 +15,7 @@ from mlcpipe.compiler.native_runtime import object_files
 from tests.conftest import DEMO, Bundles
 from tests.native.cmake import build, compilers, run, tool
 from tests.native.conftest import private_cache
+from tests.once import shared_work
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
 
@@ -65,7 +66,8 @@ def test_cmake_builds_a_program_that_answers(
 ) -> None:
     """It is installed too, and another project finds it there. The shared library has the TVM of other tests."""
     variables, options = compilers(name), [f"-DBUILD_SHARED_LIBS={'ON' if dynamic else 'OFF'}"]
-    tvm = object_files(find_cxx(), private_cache(shared))[0] if dynamic else None
+    with shared_work():
+        tvm = object_files(find_cxx(), private_cache(shared))[0] if dynamic else None
     built = build(sdk, tmp_path / "build", variables, options, tvm=tvm)
     said = run(built / "example", sdk / "models" / "chat" / "model.mlcp", PROMPT)
     chat = [{"role": "user", "content": PROMPT}]

@@ -23,6 +23,12 @@ ATTENTION = {
 MLP = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
 PRE_NORM = {**ATTENTION, **MLP, "ffn_norm": "post_attention_layernorm"}
 POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+MOE = {
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
+}
 EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
 
 
@@ -56,7 +62,8 @@ class GgufFamily:
     names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
-    rope         "full" rotates whole heads, scaled as the file says; "longrope" has tensors of factors
+    rope         "full" rotates whole heads, scaled as the file says, "partial" a part of each; "longrope" has tensors of
+                 factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     norm_offset  added to the weights of norms in the file
     some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
@@ -67,15 +74,24 @@ class GgufFamily:
     names: Mapping[str, str] = field(default_factory=lambda: PRE_NORM)
     experts: Mapping[str, str] = field(default_factory=dict)
     applies: Callable[[GgufFile], bool] | None = None
-    rope: Literal["full", "longrope"] = "full"
+    rope: Literal["full", "partial", "longrope"] = "full"
     interleaved: bool = False
     norm_offset: float = 0.0
     some_attend: bool = False
 
 
 def read_experts(file: GgufFile, config: dict[str, Any]) -> None:
-    """Read the number of experts, and of those that a token uses."""
+    """Read the number of experts, of those that a token uses, and their width."""
     count, used = file.integer("expert_count"), file.integer("expert_used_count")
     if not 0 < used <= count <= MAX_EXPERTS:
         raise file.error("expert_count", f"{used} to {MAX_EXPERTS}", count)
     config["num_experts"], config["num_experts_per_tok"] = count, used
+    config["moe_intermediate_size"] = file.integer("expert_feed_forward_length", config["intermediate_size"])
+
+
+def read_drafts(file: GgufFile, config: dict[str, Any]) -> None:
+    """Leave layers out that follow the last one to draft tokens; the number of blocks counts them."""
+    drafts, blocks = file.integer("nextn_predict_layers", 0), config["num_hidden_layers"]
+    if drafts >= blocks:
+        raise file.error("nextn_predict_layers", f"less than {blocks}", drafts)
+    config.update(num_hidden_layers=blocks - drafts, num_nextn_predict_layers=drafts)

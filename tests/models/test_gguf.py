@@ -59,7 +59,8 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
     for name in expected:
         # Gemma's norms are stored with 1 added, which rounds them.
         rounded = 1e-6 if case.model_type.startswith("gemma") and name.endswith("norm.weight") else 0.0
-        np.testing.assert_allclose(found.read(name), np.squeeze(source.read(name)), rtol=0, atol=rounded, err_msg=name)
+        values = (np.squeeze(one.read(name)) for one in (found, source))
+        np.testing.assert_allclose(*values, rtol=0, atol=rounded, err_msg=name)
 
 
 @pytest.mark.fast_cases("llama-Q4_0")

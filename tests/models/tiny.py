@@ -63,6 +63,13 @@ SIZES: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "num_experts": 4,
+    "n_routed_experts": 8,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "shared_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "num_dense_layers": 1,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "max_position_embeddings": 128,
@@ -157,7 +164,8 @@ def build_model(case: TinyCase, seed: int) -> Any:
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
+        biases = [one for one in model.named_buffers() if one[0].endswith("bias")]
+        for name, parameter in sorted([*model.named_parameters(), *biases]):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
                 parameter.copy_(noise * 0.15)
@@ -231,8 +239,10 @@ def settled_seed(case: TinyCase) -> int:
 
 
 def digest(case: TinyCase) -> str:
-    """What a seed in `seeds.json` is for: the fields of a case and the sizes of all."""
-    return hashlib.sha256(json.dumps([SIZES, case.overrides], sort_keys=True).encode()).hexdigest()[:8]
+    """What a seed in `seeds.json` is for: the fields of a case and its family's sizes."""
+    known = AutoConfig.for_model(case.model_type).to_dict()
+    sizes = {name: value for name, value in SIZES.items() if name in known}
+    return hashlib.sha256(json.dumps([sizes, case.overrides], sort_keys=True).encode()).hexdigest()[:8]
 
 
 @cache

@@ -128,8 +128,30 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
+    "granitemoeshared": {
+        "bias": {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "num_local_experts": 6,
+            "vocab_size": 163,
+            "hub": True,
+        }
+    },
     "mixtral": {
         "window": {"sliding_window": 8, "head_dim": 24, "vocab_size": 163, "num_local_experts": 6, "hub": True}
+    },
+    "olmoe": {
+        "clipped": {"clip_qkv": 0.5, "norm_topk_prob": True, "attention_bias": True, "num_experts": 6, "hub": True}
+    },
+    "qwen2_moe": {
+        "windowed": {
+            **_WINDOWED,
+            "max_window_layers": 2,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "qkv_bias": False,
+            "shared_expert_intermediate_size": 48,
+        }
     },
     "qwen3_moe": {
         "normalized": {

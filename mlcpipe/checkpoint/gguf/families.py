@@ -7,6 +7,7 @@ Gemma's norms and stacks experts. The architectures are those of the files in `m
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from mlcpipe.checkpoint.expert_stacks import rows_of
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
@@ -33,7 +35,9 @@ _TOP = {
     "output.weight": "lm_head.weight",
     "output.bias": "lm_head.bias",
 }
-_BARE = ("attn_sinks",)  # no `.weight` in Hugging Face's name
+_BARE = ("attn_sinks", "exp_probs_b")  # no `.weight` or `.bias` in Hugging Face's name
+_ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
+_GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
 # Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
     "attention.scale": (0.0,),
@@ -119,7 +123,9 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     config["num_key_value_heads"] = _kv_heads(metadata, arch, family, config["num_attention_heads"])
     config["model_type"] = model_type
     rope = (
-        longrope(metadata, arch, tensors) if family.rope == "longrope" else _full_rope(metadata, arch, tensors, config)
+        longrope(metadata, arch, tensors)
+        if family.rope == "longrope"
+        else _rope(metadata, arch, tensors, config, family.rope == "partial")
     )
     if rope is not None:
         config["rope_scaling"] = rope
@@ -156,11 +162,17 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             yield _as(tensor, published(name), add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
+        if int(layer) >= config["num_hidden_layers"] and "num_nextn_predict_layers" in config:
+            continue
+        if part in _ROWS and len(tensor.shape) == 1:
+            tensor = replace(tensor, shape=(1, *tensor.shape))
         if part in _BARE and part in family.names:
             yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}"))
-        elif part in family.experts:
-            pattern = f"model.layers.{layer}.{family.experts[part]}.{suffix}"
-            yield from _unstacked(tensor, published(pattern), config)
+        elif part in family.experts or (part == _GATE_UP and family.experts):
+            parts = ("ffn_gate_exps", "ffn_up_exps") if part == _GATE_UP else (part,)
+            for i, one in enumerate(parts):
+                pattern = f"model.layers.{layer}.{family.experts[one]}.{suffix}"
+                yield from _unstacked(tensor, published(pattern), config, i, len(parts))
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
             add = -family.norm_offset if part.endswith("norm") else 0.0
@@ -175,18 +187,21 @@ def _as(tensor: TensorInfo, name: str, heads: int = 0, add: float = 0.0) -> Gguf
     return GgufTensor(name, tensor.shape, tensor.dtype, tensor.file, tensor.offset, tensor.nbytes, heads, add)
 
 
-def _unstacked(tensor: TensorInfo, pattern: str, config: Config) -> Iterator[GgufTensor]:
-    """The matrices of [experts, n, k] or the biases of [experts, n], which lie one after the other."""
+def _unstacked(tensor: TensorInfo, pattern: str, config: Config, i: int, parts: int) -> Iterator[GgufTensor]:
+    """Range i of `parts` of the rows of matrices [experts, n, k] or biases [experts, n], which lie one after the other.
+
+    Raises ConfigError for another shape.
+    """
     count, rank = config["num_experts"], 2 if pattern.endswith(".bias") else 3
-    if len(tensor.shape) != rank or tensor.shape[0] != count:
-        expected = f"[{count}, n{', k' if rank == 3 else ''}]"
+    if len(tensor.shape) != rank or tensor.shape[0] != count or tensor.shape[1] % parts:
+        expected = f"[{count}, n{', k' if rank == 3 else ''}]" + (", n even" if parts == 2 else "")
         raise ConfigError(
             f"tensor {shown(tensor.name)} has the wrong shape", expected=expected, found=list(tensor.shape)
         )
     nbytes = tensor.nbytes // count
     for expert in range(count):
         part = replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * nbytes, nbytes=nbytes)
-        yield _as(part, pattern.format(expert))
+        yield _as(rows_of(part, i, parts), pattern.format(expert))
 
 
 def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
@@ -233,10 +248,12 @@ def _check_vocabulary(metadata: Metadata, rows: int) -> None:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))
 
 
-def _full_rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> Config | None:
-    """The scaling of rope over whole heads."""
+def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, partial: bool) -> Config | None:
+    """The scaling of rope over whole heads, or over a part of each."""
     rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
-    if rotated != config["head_dim"]:
+    if partial and 0 < rotated <= config["head_dim"]:
+        config["partial_rotary_factor"] = math.nextafter(rotated / config["head_dim"], 1.0)  # which truncation undoes
+    elif rotated != config["head_dim"]:
         raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
     table = linear_or_yarn(metadata, arch)
     if "rope_freqs.weight" not in tensors:

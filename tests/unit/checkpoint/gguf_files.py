@@ -161,11 +161,11 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     kind = config["model_type"]
-    if kind in ("mixtral", "qwen3_moe", "gpt_oss"):
-        writer.add_expert_count(config.get("num_local_experts", config.get("num_experts")))
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if kind in ("qwen3_moe", "gpt_oss"):
-        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+    if count := expert_count(config):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
+        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe"):
+            writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     for field, add in (
@@ -176,9 +176,17 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
         ("conv_L_cache", writer.add_shortconv_l_cache),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
+        ("shared_intermediate_size", writer.add_expert_shared_feed_forward_length),
     ):
         if config.get(field) is not None:
             add(config[field])
+
+
+def expert_count(config: dict[str, Any]) -> int:
+    """The number of a layer's experts, 0 in models without."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    return next((config[name] for name in names if name in config), 0)
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -222,7 +230,7 @@ def _llama3_factors(table: dict[str, Any], theta: float, dim: int) -> NDArray[np
 def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
     config = source.config
-    kind, count = config["model_type"], config.get("num_local_experts", config.get("num_experts"))
+    kind, count = config["model_type"], expert_count(config)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name in source.tensors:
         parts = name.split(".")
@@ -234,7 +242,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
                 stacked = np.stack([source.read(numbered.format(i)) for i in range(count)])
                 yield (
                     f"layers.{parts[2]}.feed_forward.experts.{parts[-2]}.weight"
-                    if kind == "mixtral"
+                    if parts[-2].startswith("w")
                     else (name.replace("experts.0.", "experts.")),
                     stacked,
                 )
@@ -247,4 +255,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = values + np.float32(1)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
-        yield name, values
+        if kind.startswith("granite"):
+            name = name.replace(".shared_mlp.", ".mlp.shared_expert.")
+        name = name.replace("correction_bias", "correction.bias").replace("expert_bias", "expert_bias.bias")
+        yield name, values.squeeze(0) if len(values) == 1 else values

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mlcpipe.models.granitemoe import DEFAULTS, NAMES, mixture
+from mlcpipe.models.granite import DEFAULTS
 from mlcpipe.models.granitemoe import GGUF as GRANITEMOE
+from mlcpipe.models.granitemoe import NAMES, mixture
 from mlcpipe.models.granitemoe import complete_gguf as complete_granitemoe
 from mlcpipe.nn.base_config import read_base
 from mlcpipe.nn.causal_lm import CausalLM

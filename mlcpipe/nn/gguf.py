@@ -62,8 +62,8 @@ class GgufFamily:
     names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
-    rope         "full" rotates whole heads, scaled as the file says, "partial" a part of each; "longrope" has tensors of
-                 factors
+    rope         "full" rotates whole heads, scaled as the file says, "partial" a part of each; "longrope" has tensors
+                 of factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     norm_offset  added to the weights of norms in the file
     some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
@@ -80,8 +80,11 @@ class GgufFamily:
     some_attend: bool = False
 
 
-def read_experts(file: GgufFile, config: dict[str, Any]) -> None:
-    """Read the number of experts, of those that a token uses, and their width."""
+def read_experts(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "softmax") -> None:
+    """Read the number of experts, of those that a token uses, and their width. The family's router has that `score`."""
+    known = (2,) if score == "sigmoid" else (1, 3)  # 3: softmax of the chosen ones
+    if file.integer("expert_gating_func", known[0]) not in known:
+        raise file.error("expert_gating_func", f"{known[0]}, {score}")
     count, used = file.integer("expert_count"), file.integer("expert_used_count")
     if not 0 < used <= count <= MAX_EXPERTS:
         raise file.error("expert_count", f"{used} to {MAX_EXPERTS}", count)

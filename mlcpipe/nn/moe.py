@@ -27,7 +27,7 @@ class Routing:
     """How a router chooses experts and weighs their results.
 
     scores = `score`(logits); the `chosen` best of scores + bias are taken, the lower id of equals; their weights are
-    their scores, divided by (their sum, or `smallest_sum` if that is more, + `epsilon`) with `normalize`, times `scale`.
+    their scores, divided by (their sum or the larger `smallest_sum`, + `epsilon`) with `normalize`, times `scale`.
 
     bias    the router has a correction bias for the choice (DeepSeek-V3, Liu et al. 2024)
     groups  experts are in that many groups, of which those `top_groups` count whose `group_score` is best: their

@@ -70,6 +70,11 @@ SIZES: Mapping[str, Any] = {
     "shared_intermediate_size": 32,
     "n_shared_experts": 2,
     "num_dense_layers": 1,
+    "n_group": 2,
+    "routed_scaling_factor": 1.5,
+    "route_scale": 2.0,
+    "global_attn_every_n_layers": 2,
+    "mup_enabled": True,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "max_position_embeddings": 128,
@@ -123,8 +128,8 @@ class TinyCase:
 
 def family_cases(model_type: str) -> list[TinyCase]:
     """The default case of a family and its variants. Raises ValueError where transformers has no such `model_type`."""
-    cases = [TinyCase(model_type, "default")]
-    for name, overrides in VARIANTS.get(model_type, {}).items():
+    cases = []
+    for name, overrides in {"default": {}, **VARIANTS.get(model_type, {})}.items():
         fields = dict(overrides)
         hub = bool(fields.pop("hub", False))
         cases.append(TinyCase(model_type, name, fields, hub))

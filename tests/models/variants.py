@@ -19,6 +19,28 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "afmoe": {
+        "bias": {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "attention_bias": True,
+            "num_shared_experts": 1,
+            "mup_enabled": False,
+            "tie_word_embeddings": True,
+        }
+    },
+    "dots1": {
+        "windowed": {"max_window_layers": 1, "attention_bias": True, "norm_topk_prob": True, "first_k_dense_replace": 0}
+    },
+    "ernie4_5_moe": {
+        "sparse": {
+            "num_hidden_layers": 4,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 2,
+            "moe_norm_min": 0.9,
+            "moe_num_shared_experts": 0,
+            "tie_word_embeddings": False,
+        }
+    },
     "llama": {
         "llama3_tied": {
             **_rope(
@@ -127,7 +149,30 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     },
+    "lfm2_moe": {
+        "default": {"layer_types": ["conv", "full_attention", "conv"]},
+        "no_bias": {
+            "layer_types": ["full_attention", "conv", "conv"],
+            "num_dense_layers": 0,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+        },
+    },
+    "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
+    "glm4_moe": {
+        "norms": {
+            **_rope("default", partial_rotary_factor=0.75),
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_group": 1,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "hub": True,
+        }
+    },
     "granitemoeshared": {
         "bias": {
             "attention_bias": True,

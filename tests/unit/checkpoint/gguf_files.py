@@ -68,6 +68,9 @@ def write_gguf(
     config, family = source.config, gguf_families()[source.config["model_type"]]
     architecture = ARCHITECTURES[family.arch]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
+    drafts = config.get("num_nextn_predict_layers", 0)
+    for i in range(drafts):
+        writer.add_tensor(f"blk.{config['num_hidden_layers'] + i}.nextn.enorm.weight", np.ones(4, np.float32))
     _add_sizes(writer, config, source.tensors.get("model.layers.0.feed_forward.w1.weight"))
     _add_rope(writer, config)
     if pre:
@@ -152,7 +155,10 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    drafts = config.get("num_nextn_predict_layers", 0)
+    writer.add_block_count(config["num_hidden_layers"] + drafts)
+    if drafts:
+        writer.add_nextn_predict_layers(drafts)
     writer.add_feed_forward_length(config["intermediate_size"] if gate is None else gate.shape[0])
     writer.add_head_count(heads)
     kv_heads, types = config["num_key_value_heads"], config.get("layer_types") or ()
@@ -166,7 +172,11 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
         if kind not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss"):
+    if kind in ("glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if "routed_scaling_factor" in config:
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss", "afmoe"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
@@ -178,6 +188,18 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         ("conv_L_cache", writer.add_shortconv_l_cache),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
         ("shared_intermediate_size", writer.add_expert_shared_feed_forward_length),
+        *(
+            (name, writer.add_expert_shared_count)
+            for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+        ),
+        *(
+            (name, writer.add_leading_dense_block_count)
+            for name in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+        ),
+        *((name, writer.add_expert_weights_scale) for name in ("routed_scaling_factor", "route_scale")),
+        ("n_group", writer.add_expert_group_count),
+        ("topk_group", writer.add_expert_group_used_count),
+        ("moe_layer_interval", writer.add_interleave_moe_layer_step),
     ):
         if config.get(field) is not None:
             add(config[field])

@@ -1,4 +1,7 @@
-"""AFMoE, Trinity (Arcee 2025): gated attention, rotary in sliding layers alone, experts chosen by biased sigmoids."""
+"""AFMoE, Trinity (Arcee 2025): gated attention, rotary in sliding layers alone, experts chosen by biased sigmoids.
+
+Models: Trinity Nano, Trinity Mini.
+"""
 
 from __future__ import annotations
 

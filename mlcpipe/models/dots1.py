@@ -1,4 +1,7 @@
-"""dots.llm1 (rednote 2025): GLM 4.5's mixtures, norms of heads and whole ones rotated; upper layers may have a window."""
+"""dots.llm1 (rednote 2025): GLM 4.5's mixtures, norms of heads and whole ones rotated; upper layers may have a window.
+
+Models: dots.llm1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ERNIE 4.5 mixtures of experts (Baidu 2025): chosen by biased softmax, beside ones that all tokens use."""
+"""ERNIE 4.5 mixtures of experts (Baidu 2025): chosen by biased softmax, beside ones that all tokens use.
+
+Models: ERNIE-4.5-21B-A3B, 300B-A47B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GLM 4.5 to 4.7 (Z.ai 2025): experts chosen by biased sigmoids, beside ones that all tokens use; half heads rotate."""
+"""GLM 4.5 to 4.7 (Z.ai 2025): experts chosen by biased sigmoids, beside ones that all tokens use; half heads rotate.
+
+Models: GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ def grouped_routing(fields: Fields, experts: int, chosen: int, *, normalize: boo
     """DeepSeek-V3's router (Liu et al. 2024). Raises ConfigError for groups that do not hold the chosen experts."""
     groups = fields.integer("n_group", 1, high=experts)
     top = fields.integer("topk_group", 1, high=groups)
-    if experts % groups or (groups > 1 and not 2 <= experts // groups) or chosen > top * (experts // groups):
-        expected = f"equal groups of {experts} experts, {chosen} in the best {top}"
+    if experts % groups or (groups > 1 and experts < 2 * groups) or chosen > top * (experts // groups):
+        expected = f"equal groups of {experts} experts with {chosen} in {top}"
         raise ConfigError("field n_group", where=fields.where, expected=expected, found=groups)
     return Routing(
         experts, chosen, "sigmoid", normalize=fields.flag("norm_topk_prob", normalize), epsilon=1e-20,

@@ -1,4 +1,7 @@
-"""Granite 3 mixtures of experts (IBM 2024): Granite with experts in every layer."""
+"""Granite 3 mixtures of experts (IBM 2024): Granite with experts in every layer.
+
+Models: Granite 3.0 and 3.1 1B-A400M, 3B-A800M.
+"""
 
 from __future__ import annotations
 

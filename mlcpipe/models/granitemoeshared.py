@@ -1,4 +1,7 @@
-"""Granite mixtures of experts (IBM 2025) with an expert that all tokens use."""
+"""Granite mixtures of experts (IBM 2025) with an expert that all tokens use.
+
+Models: MoE Power 7B-A1B.
+"""
 
 from __future__ import annotations
 

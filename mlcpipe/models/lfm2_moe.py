@@ -1,4 +1,7 @@
-"""LFM2 mixtures of experts (Liquid AI 2025): LFM2 with experts chosen by biased sigmoids after the first layers."""
+"""LFM2 mixtures of experts (Liquid AI 2025): LFM2 with experts chosen by biased sigmoids after the first layers.
+
+Models: LFM2-8B-A1B, LFM2-24B-A2B.
+"""
 
 from __future__ import annotations
 

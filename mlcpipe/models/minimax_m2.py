@@ -1,4 +1,7 @@
-"""MiniMax M2 (MiniMax 2025): experts chosen by biased sigmoids, norms over all heads, a part of each head rotates."""
+"""MiniMax M2 (MiniMax 2025): experts chosen by biased sigmoids, norms over all heads, a part of each head rotates.
+
+Models: MiniMax-M2, M2.1.
+"""
 
 from __future__ import annotations
 

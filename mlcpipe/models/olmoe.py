@@ -1,4 +1,7 @@
-"""OLMoE (Muennighoff et al. 2024): experts in every layer, norms over all heads of q and of k."""
+"""OLMoE (Muennighoff et al. 2024): experts in every layer, norms over all heads of q and of k.
+
+Models: OLMoE 1B-7B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Qwen 1.5 and 2 mixtures of experts (Qwen team 2024): Qwen 2 with experts, one of which all tokens use, gated."""
+"""Qwen 1.5 and 2 mixtures of experts (Qwen team 2024): Qwen 2 with experts, one of which all tokens use, gated.
+
+Models: Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class GgufFile(Protocol):
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """A `model_type` as the architecture `arch`.
+    """A `model_type` as the architecture `arch`, or one of those of `also`, which differ outside the text model.
 
     complete     adds fields to config.json, which has those of all families and `rope_scaling`
     names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
@@ -78,6 +78,7 @@ class GgufFamily:
     interleaved: bool = False
     norm_offset: float = 0.0
     some_attend: bool = False
+    also: tuple[str, ...] = ()
 
 
 def read_experts(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "softmax") -> None:

@@ -28,7 +28,8 @@ class Defaults:
     """A family's defaults in transformers, for fields that config.json omits.
 
     `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads. `norm`:
-    what its norms are; files state their epsilon. `names`: what the family calls the fields of Llama's config.json.
+    what its norms are; files state their epsilon. `names`: what the family calls the fields of Llama's config.json,
+    which are read where a file has not that name.
     """
 
     positions: int | None = None
@@ -133,6 +134,7 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
     check_architecture(fields)
     fields.refuse(**neutral)
     name = {one: defaults.names.get(one, one) for one in _SHARED}
+    name = {one: one if called not in config and one in config else called for one, called in name.items()}
     heads = fields.integer(name["num_attention_heads"], high=4096)
     kv_heads = fields.optional_integer(name["num_key_value_heads"], defaults.num_kv_heads, high=4096) or heads
     if heads % kv_heads:

@@ -99,3 +99,15 @@ def read_drafts(file: GgufFile, config: dict[str, Any]) -> None:
     if drafts >= blocks:
         raise file.error("nextn_predict_layers", f"less than {blocks}", drafts)
     config.update(num_hidden_layers=blocks - drafts, num_nextn_predict_layers=drafts)
+
+
+def read_windows(file: GgufFile, config: dict[str, Any], period: int, window: int = 0) -> None:
+    """Read the window, by default this one, and which layers slide: all but every `period`-th."""
+    layers, window = config["num_hidden_layers"], file.integer("attention.sliding_window", window)
+    stated = file.get("attention.sliding_window_pattern", period)
+    if type(stated) is int and stated > 0:
+        slides = [(i + 1) % stated != 0 for i in range(min(layers, 1024))]
+    else:
+        slides = file.numbers("attention.sliding_window_pattern", layers).astype(bool).tolist()
+    config["sliding_window"] = window or None
+    config["layer_types"] = [f"{'sliding' if slide and window else 'full'}_attention" for slide in slides]

@@ -65,11 +65,16 @@ def expert_counts(
 
 
 def _one_number(config: Fields, names: tuple[str, ...], default: int | None, *, low: int, high: int) -> int:
-    """The integer in [low, high] that fields have of which a family has one or another."""
+    """The integer in [low, high] of the fields that a family has of these; Hunyuan lists it for each layer."""
     found = [name for name in names if config.get(name) is not None] or list(names[:1])
-    counts = [config.integer(name, default, low=low, high=high) for name in found]
+    counts = []
+    for name in found:
+        stated = config.get(name, default)
+        values = stated if isinstance(stated, list) and stated else [stated]
+        counts += [Fields({name: one}, config.where).integer(name, low=low, high=high) for one in values]
     if len(set(counts)) > 1:
-        raise ConfigError("fields " + " and ".join(found), where=config.where, expected="one number", found=counts)
+        expected = "one number for all layers"
+        raise ConfigError("fields " + " and ".join(found), where=config.where, expected=expected, found=counts[:8])
     return counts[0]
 
 
@@ -85,7 +90,7 @@ class SparseMoE(nn.Module):
     """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over the chosen experts e: x [m, hidden] -> [m, hidden].
 
     An expert's gate and up are one matrix, so a token's row is read once. `shared_width`: an expert that every token
-    uses is added, with `shared_gate` times the sigmoid of a learned product with x.
+    uses is added, with `shared_gate` times the sigmoid of a learned product with x, and times `shared_scale`.
     """
 
     def __init__(
@@ -97,7 +102,9 @@ class SparseMoE(nn.Module):
         *,
         shared_width: int = 0,
         shared_gate: bool = False,
+        shared_scale: float = 1.0,
     ) -> None:
+        self.shared_scale = shared_scale
         self.act, self.routing, experts = activation(act), routing, routing.experts
         self.gate = Router(hidden_size, routing)
         gate_up = [[f"experts.{e}.{name}_proj" for name in ("gate", "up")] for e in range(experts)]
@@ -119,7 +126,7 @@ class SparseMoE(nn.Module):
 
     def _shared(self, x: Tensor) -> Tensor:
         assert self.shared_expert is not None
-        y = self.shared_expert(x)
+        y = scaled(self.shared_expert(x), self.shared_scale)
         if self.shared_expert_gate is None:
             return y
         return op.multiply(y, op.sigmoid(self.shared_expert_gate(x)))

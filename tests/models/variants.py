@@ -18,6 +18,9 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
 
+_FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "afmoe": {
         "bias": {
@@ -28,9 +31,40 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "tie_word_embeddings": True,
         }
     },
+    "apertus": {"plain_rope": {**_rope("default"), "attention_bias": True, "hub": True}},
+    "arcee": {"biases": {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "hub": True}},
+    "bitnet": {"bias_tied": {"attention_bias": True, "tie_word_embeddings": True, "hub": True}},
+    "cohere": {"head_norms": {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3, "hub": True}},
+    "cohere2": {"full_between": {**_FULL_BETWEEN, "logit_scale": 0.3, "attention_bias": True, "head_dim": 24}},
+    "cohere2_moe": {
+        "default": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+        "sigmoid": {
+            "num_hidden_layers": 4,
+            "first_k_dense_replace": 1,
+            "prefix_dense_sliding_window_pattern": 2,
+            "prefix_dense_intermediate_size": 48,
+            "sliding_window_pattern": 2,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    },
+    "cwm": {
+        "llama3": {
+            **_rope(
+                "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+            ),
+            "mlp_bias": True,
+        }
+    },
     "dots1": {
         "windowed": {"max_window_layers": 1, "attention_bias": True, "norm_topk_prob": True, "first_k_dense_replace": 0}
     },
+    "ernie4_5": {"biases": {"use_bias": True, "tie_word_embeddings": False, "hub": True}},
     "ernie4_5_moe": {
         "sparse": {
             "num_hidden_layers": 4,
@@ -40,6 +74,52 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "moe_num_shared_experts": 0,
             "tie_word_embeddings": False,
         }
+    },
+    "exaone4": {"full_between": _FULL_BETWEEN},
+    "glm": {"whole_heads": {**_rope("default", partial_rotary_factor=1.0), "attention_bias": False}},
+    "glm4": {"quarter": {"partial_rotary_factor": 0.25, "tie_word_embeddings": True, "hub": True}},
+    "glm4_moe": {
+        "norms": {
+            **_rope("default", partial_rotary_factor=0.75),
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_group": 1,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "hub": True,
+        }
+    },
+    "granitemoeshared": {
+        "bias": {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "num_local_experts": 6,
+            "vocab_size": 163,
+            "hub": True,
+        }
+    },
+    "helium": {"biases": {"attention_bias": True, "mlp_bias": True, "hub": True}},
+    "hunyuan_v1_dense": {
+        "alpha_bias": {**_rope("dynamic", alpha=50.0, factor=1.0), "attention_bias": True, "hub": True}
+    },
+    "hunyuan_v1_moe": {
+        "alpha_bias": {
+            **_rope("dynamic", alpha=50.0, factor=1.0),
+            "attention_bias": True,
+            "num_experts": 6,
+            "hub": True,
+        }
+    },
+    "lfm2_moe": {
+        "default": {"layer_types": ["conv", "full_attention", "conv"]},
+        "no_bias": {
+            "layer_types": ["full_attention", "conv", "conv"],
+            "num_dense_layers": 0,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+        },
     },
     "llama": {
         "llama3_tied": {
@@ -65,8 +145,35 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             truncate=False,
         ),
     },
+    "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
+    "ministral3": {
+        "growing": {
+            **_rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.3,
+            ),
+            "sliding_window": 8,
+        }
+    },
     "mistral": {"no_window": {"sliding_window": None, "head_dim": 24, "vocab_size": 163, "hub": True}},
+    "olmoe": {
+        "clipped": {"clip_qkv": 0.5, "norm_topk_prob": True, "attention_bias": True, "num_experts": 6, "hub": True}
+    },
     "qwen2": {"windowed_tied": {**_WINDOWED, "tie_word_embeddings": True, "vocab_size": 163, "hub": True}},
+    "qwen2_moe": {
+        "windowed": {
+            **_WINDOWED,
+            "max_window_layers": 2,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "qkv_bias": False,
+            "shared_expert_intermediate_size": 48,
+        }
+    },
     "qwen3": {
         "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
@@ -85,6 +192,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "partial_window": {**_rope("default", partial_rotary_factor=0.5), "sliding_window": 8},
     },
+    "gemma": {"legacy": {"hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False, "head_dim": 24}},
     "gemma2": {
         "softcaps": {
             "attn_logit_softcapping": 4.0,
@@ -149,54 +257,26 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     },
-    "lfm2_moe": {
-        "default": {"layer_types": ["conv", "full_attention", "conv"]},
-        "no_bias": {
-            "layer_types": ["full_attention", "conv", "conv"],
-            "num_dense_layers": 0,
-            "use_expert_bias": False,
-            "norm_topk_prob": False,
-            "conv_bias": True,
-            "tie_word_embeddings": False,
-        },
-    },
-    "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
-    "glm4_moe": {
-        "norms": {
-            **_rope("default", partial_rotary_factor=0.75),
-            "use_qk_norm": True,
+    "nemotron": {"biases": {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 0.25, "hub": True}},
+    "olmo": {"clipped": {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": 4, "hub": True}},
+    "olmo3": {
+        "yarn": {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                    "rope_theta": 1e4,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
             "attention_bias": True,
-            "n_group": 1,
-            "first_k_dense_replace": 2,
-            "norm_topk_prob": False,
-            "hub": True,
-        }
-    },
-    "granitemoeshared": {
-        "bias": {
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-            "num_local_experts": 6,
-            "vocab_size": 163,
-            "hub": True,
         }
     },
     "mixtral": {
         "window": {"sliding_window": 8, "head_dim": 24, "vocab_size": 163, "num_local_experts": 6, "hub": True}
-    },
-    "olmoe": {
-        "clipped": {"clip_qkv": 0.5, "norm_topk_prob": True, "attention_bias": True, "num_experts": 6, "hub": True}
-    },
-    "qwen2_moe": {
-        "windowed": {
-            **_WINDOWED,
-            "max_window_layers": 2,
-            "norm_topk_prob": True,
-            "mlp_only_layers": [1],
-            "qkv_bias": False,
-            "shared_expert_intermediate_size": 48,
-        }
     },
     "qwen3_moe": {
         "normalized": {
@@ -209,5 +289,9 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
         "sparse_step": {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True},
+    },
+    "seed_oss": {"biases": {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "hub": True}},
+    "vaultgemma": {
+        "softcaps": {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 20}
     },
 }

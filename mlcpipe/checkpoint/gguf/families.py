@@ -182,7 +182,7 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
                 yield from _unstacked(tensor, published(pattern), config, i, len(parts))
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
-            add = -family.norm_offset if part.endswith("norm") else 0.0
+            add = -family.norm_offset if part.endswith("norm") and suffix == "weight" else 0.0
             yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
         else:
             yield _as(tensor, name)
@@ -222,6 +222,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
     head_dim = metadata.integer(f"{arch}.attention.key_length", hidden // heads)
     if metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
+    layer_norm, rms_norm = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
@@ -230,7 +231,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
         "num_attention_heads": heads,
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{arch}.context_length"),
-        "rms_norm_eps": metadata.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.number(layer_norm if layer_norm in metadata.values else rms_norm),
         "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
     }

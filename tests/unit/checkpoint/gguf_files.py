@@ -163,10 +163,13 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     writer.add_head_count(heads)
     kv_heads, types = config["num_key_value_heads"], config.get("layer_types") or ()
     writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
+    kind, eps = config["model_type"], config.get("rms_norm_eps", config.get("norm_eps", config.get("layer_norm_eps")))
+    if kind in ("cohere", "cohere2", "nemotron", "olmo"):
+        writer.add_layer_norm_eps(1e-5 if kind == "olmo" else eps)
+    else:
+        writer.add_layer_norm_rms_eps(eps)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    kind = config["model_type"]
     if count := expert_count(config):
         writer.add_expert_count(count)
         writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
@@ -176,8 +179,21 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "routed_scaling_factor" in config:
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss", "afmoe"):
+    if kind in (
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "mistral",
+        "mixtral",
+        "gpt_oss",
+        "cohere2",
+        "exaone4",
+        "olmo3",
+        "afmoe",
+    ):
         writer.add_sliding_window(config.get("sliding_window") or 0)
+    if kind in ("exaone4", "olmo3"):
+        writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
@@ -185,6 +201,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         ("embedding_multiplier", writer.add_embedding_scale),
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
+        ("logit_scale", writer.add_logit_scale),
+        ("clip_qkv", writer.add_clamp_kqv),
         ("conv_L_cache", writer.add_shortconv_l_cache),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
         ("shared_intermediate_size", writer.add_expert_shared_feed_forward_length),
@@ -227,6 +245,9 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(table["factor"])
+    if (beta := table.get("llama_4_scaling_beta")) is not None:
+        writer.add_attn_temperature_scale(beta)
+        writer.add_rope_scaling_yarn_log_mul(table["mscale_all_dim"])
     if original := config.get("original_max_position_embeddings", table.get("original_max_position_embeddings")):
         writer.add_rope_scaling_orig_ctx_len(original)
     if kind == "llama3":
@@ -273,8 +294,8 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
         if family.interleaved and parts[-2] in heads:
             halves = values.reshape(heads[parts[-2]], 2, -1, *values.shape[1:])
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-        if kind.startswith("gemma") and name.endswith("norm.weight"):
-            values = values + np.float32(1)
+        if name.endswith("norm.weight"):
+            values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
         if kind.startswith("granite"):

@@ -15,7 +15,7 @@ from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.decoder_layer import LayerForm
-from mlcpipe.nn.gguf import ATTENTION, EXPERTS, MLP, MOE, GgufFamily, GgufFile, read_experts, read_windows
+from mlcpipe.nn.gguf import ATTENTION, EXPERTS, MLP, MOE, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
@@ -59,7 +59,7 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     config["num_dense_layers"] = file.integer("leading_dense_block_count", 0)
     config["num_shared_experts"] = file.integer("expert_shared_count")
     config["route_scale"] = file.number("expert_weights_scale", 1.0)
-    read_windows(file, config, 4)
+    config["sliding_window"] = file.integer("attention.sliding_window")
     config["route_norm"] = file.get("expert_weights_norm", True)
     config["attention_bias"] = "blk.0.attn_q.bias" in file
     config["mup_enabled"] = True  # as llama.cpp, whose files do not say so

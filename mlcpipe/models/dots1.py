@@ -30,7 +30,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     full = fields.integer("max_window_layers", 62, low=0)
     windows = layer_windows(fields, window, [window is not None and i >= full for i in range(base.num_layers)])
     routing = grouped_routing(fields, *expert_counts(fields), normalize=False)
-    mlp = sparse_after(base, routing, dense=0, shared=fields.integer("n_shared_experts"))
+    mlp = sparse_after(base, routing, dense=0, shared=fields.integer("n_shared_experts", 0, low=0))
     return decoder(base, base.attentions(windows, qkv_bias=bias, o_bias=bias, norm="head"), mlp)
 
 

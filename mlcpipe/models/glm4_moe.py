@@ -31,7 +31,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     norm = "head" if fields.flag("use_qk_norm", False) else ""
     specs = base.attentions(qkv_bias=fields.flag("attention_bias", False), norm=norm)
     routing = grouped_routing(fields, *expert_counts(fields, 128, 8), normalize=True)
-    mlp = sparse_after(base, routing, dense=1, shared=fields.integer("n_shared_experts", 1))
+    mlp = sparse_after(base, routing, dense=1, shared=fields.integer("n_shared_experts", 1, low=0))
     return decoder(base, specs, mlp, ropes=[base.rope(partial=0.5)])
 
 

@@ -59,9 +59,12 @@ def write_gguf(
     kind: gguf.GGMLQuantizationType = F32,
     pre: str = "",
     up: gguf.GGMLQuantizationType | None = None,
+    fused: bool = False,
     **split: int,
 ) -> Path:
     """`source` as llama.cpp's conversion writes it: matrices in `kind`, experts' up in `up`, vectors in float32.
+
+    `fused`: experts' gate and up are one tensor.
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
@@ -82,6 +85,11 @@ def write_gguf(
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert renamed is not None, name
         renamed += ".weight" if name.endswith("sinks") else ""
+        if fused and "ffn_gate_exps" in renamed:
+            gate = values
+            continue
+        if fused and "ffn_up_exps" in renamed:
+            renamed, values = renamed.replace("ffn_up", "ffn_gate_up"), np.concatenate([gate, values], axis=1)
         if values.ndim > 1 and kind != F32 and not name.endswith(("bias", "conv.conv.weight")):
             chosen = up if up is not None and "ffn_up_exps" in renamed else kind
             writer.add_tensor(renamed, quantized(values, chosen), raw_dtype=chosen)

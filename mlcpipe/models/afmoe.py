@@ -58,7 +58,7 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     read_experts(file, config, "sigmoid")
     config["num_dense_layers"] = file.integer("leading_dense_block_count", 0)
     config["num_shared_experts"] = file.integer("expert_shared_count")
-    config["route_scale"] = file.number("expert_weights_scale", 1.0)
+    config["route_scale"] = file.number("expert_weights_scale", 0.0) or 1.0
     config["sliding_window"] = file.integer("attention.sliding_window")
     config["route_norm"] = file.get("expert_weights_norm", True)
     config["attention_bias"] = "blk.0.attn_q.bias" in file

@@ -68,7 +68,7 @@ def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file
     config["n_shared_experts"] = file.integer("expert_shared_count")
     config["first_k_dense_replace"] = file.integer("leading_dense_block_count", 0)
-    config["routed_scaling_factor"] = file.number("expert_weights_scale", 1.0)
+    config["routed_scaling_factor"] = file.number("expert_weights_scale", 0.0) or 1.0
     config["norm_topk_prob"] = bool(file.get("expert_weights_norm", False))
     config["n_group"] = max(file.integer("expert_group_count", 1), 1)
     config["topk_group"] = max(file.integer("expert_group_used_count", 1), 1)

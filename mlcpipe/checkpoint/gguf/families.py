@@ -169,7 +169,7 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             yield _as(tensor, published(name), add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
-        if int(layer) >= config["num_hidden_layers"] and "num_nextn_predict_layers" in config:
+        if 0 <= int(layer) - config["num_hidden_layers"] < config.get("num_nextn_predict_layers", 0):
             continue
         if part in _ROWS and len(tensor.shape) == 1:
             tensor = replace(tensor, shape=(1, *tensor.shape))

@@ -39,7 +39,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessor, Logi
 
 from mlcpipe.models import model_types
 from tests.models.legacy import hub_config
-from tests.models.variants import VARIANTS
+from tests.models.variants import OWN, VARIANTS
 
 GREEDY_TOKENS = 64
 GREEDY_PROMPT = 20
@@ -128,8 +128,8 @@ class TinyCase:
 
 def family_cases(model_type: str) -> list[TinyCase]:
     """The default case of a family and its variants. Raises ValueError where transformers has no such `model_type`."""
-    cases = []
-    for name, overrides in {"default": {}, **VARIANTS.get(model_type, {})}.items():
+    cases = [TinyCase(model_type, "default")]
+    for name, overrides in VARIANTS.get(model_type, {}).items():
         fields = dict(overrides)
         hub = bool(fields.pop("hub", False))
         cases.append(TinyCase(model_type, name, fields, hub))
@@ -145,7 +145,7 @@ def tiny_checkpoints() -> dict[str, list[TinyCase]]:
 def tiny_config(case: TinyCase) -> Any:
     """The case's transformers configuration."""
     known = AutoConfig.for_model(case.model_type).to_dict()
-    sizes = {name: value for name, value in SIZES.items() if name in known}
+    sizes = {name: value for name, value in {**SIZES, **OWN.get(case.model_type, {})}.items() if name in known}
     if known.get("sliding_window") is None:
         # A family without a window by default gets one in a variant only.
         sizes.pop("sliding_window", None)
@@ -246,7 +246,7 @@ def settled_seed(case: TinyCase) -> int:
 def digest(case: TinyCase) -> str:
     """What a seed in `seeds.json` is for: the fields of a case and its family's sizes."""
     known = AutoConfig.for_model(case.model_type).to_dict()
-    sizes = {name: value for name, value in SIZES.items() if name in known}
+    sizes = {name: value for name, value in {**SIZES, **OWN.get(case.model_type, {})}.items() if name in known}
     return hashlib.sha256(json.dumps([sizes, case.overrides], sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -21,6 +21,12 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
 
+# Fields of all cases of a family, beside `tiny.SIZES`.
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+}
+
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "afmoe": {
         "bias": {
@@ -37,9 +43,10 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "cohere": {"head_norms": {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3, "hub": True}},
     "cohere2": {"full_between": {**_FULL_BETWEEN, "logit_scale": 0.3, "attention_bias": True, "head_dim": 24}},
     "cohere2_moe": {
-        "default": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
         "sigmoid": {
             "num_hidden_layers": 4,
+            "layer_types": None,
+            "mlp_layer_types": None,
             "first_k_dense_replace": 1,
             "prefix_dense_sliding_window_pattern": 2,
             "prefix_dense_intermediate_size": 48,
@@ -111,7 +118,6 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "lfm2_moe": {
-        "default": {"layer_types": ["conv", "full_attention", "conv"]},
         "no_bias": {
             "layer_types": ["full_attention", "conv", "conv"],
             "num_dense_layers": 0,

@@ -1,4 +1,7 @@
-"""Apertus (Swiss AI 2025): Llama with norms of heads and an MLP of two matrices with xIELU, a learned activation."""
+"""Apertus (Swiss AI 2025): Llama with norms of heads and an MLP of two matrices with xIELU, a learned activation.
+
+Models: Apertus 8B, 70B.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from mlcpipe.nn.norm import NormSpec
 DEFAULTS = Defaults(positions=65536, norm=NormSpec(eps=1e-5), theta=1.2e7, act="xielu")
 DEFAULT_ROPE: Mapping[str, Any] = {
     "rope_type": "llama3",
+    "rope_theta": 1.2e7,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,

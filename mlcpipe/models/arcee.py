@@ -1,4 +1,7 @@
-"""AFM (Arcee 2025): Llama with an MLP of two matrices and a squared ReLU."""
+"""AFM (Arcee 2025): Llama with an MLP of two matrices and a squared ReLU.
+
+Models: AFM 4.5B.
+"""
 
 from __future__ import annotations
 

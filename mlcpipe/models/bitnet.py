@@ -1,4 +1,7 @@
-"""BitNet b1.58 2B4T (Ma et al. 2025): norms of what the last matrices of attention and MLP multiply, squared ReLU."""
+"""BitNet b1.58 2B4T (Ma et al. 2025): norms of what the last matrices of attention and MLP multiply, squared ReLU.
+
+Models: BitNet b1.58 2B4T.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Command R, Aya 23 (Cohere 2024): attention beside the MLP, rope over pairs; Command R+ has norms of each head."""
+"""Command R, Aya 23 (Cohere 2024): attention beside the MLP, rope over pairs; Command R+ has norms of each head.
+
+Models: Command R 35B, Command R+ 104B, Aya 23 8B, 35B.
+"""
 
 from __future__ import annotations
 

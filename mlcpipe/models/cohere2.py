@@ -1,4 +1,7 @@
-"""Command R7B and Command A (Cohere 2024): attention beside the MLP; full layers have no rope."""
+"""Command R7B and Command A (Cohere 2024): attention beside the MLP; full layers have no rope.
+
+Models: Command R7B, Command A 111B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Code World Model (Meta 2025): Llama 3 with a window in three of four layers."""
+"""Code World Model (Meta 2025): Llama 3 with a window in three of four layers.
+
+Models: CWM 32B.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +25,5 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, attention_bias=[None, False], original_max_position_embeddings=[None])
     window, mlp_bias = base.fields.integer("sliding_window", DEFAULT_WINDOW), base.fields.flag("mlp_bias", False)
     windows = layer_windows(base.fields, window, [i % PATTERN != 0 for i in range(base.num_layers)])
-    rope = base.read_rope(rope_table(base.fields) or {**DEFAULT_ROPE, "factor": 16.0}, base.theta)
+    rope = base.read_rope(rope_table(base.fields) or {**DEFAULT_ROPE, "rope_theta": 1e6, "factor": 16.0}, base.theta)
     return decoder(base, base.attentions(windows), lambda i: base.mlp(bias=mlp_bias), ropes=[rope])

@@ -1,4 +1,7 @@
-"""ERNIE 4.5 (Baidu 2025), dense: Llama with rope over pairs and one flag for all biases."""
+"""ERNIE 4.5 (Baidu 2025), dense: Llama with rope over pairs and one flag for all biases.
+
+Models: ERNIE 4.5 0.3B.
+"""
 
 from __future__ import annotations
 

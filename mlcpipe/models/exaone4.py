@@ -1,4 +1,7 @@
-"""EXAONE 4 (LG AI Research 2025): norms of heads and after blocks; full layers beside sliding ones have no rope."""
+"""EXAONE 4 (LG AI Research 2025): norms of heads and after blocks; full layers beside sliding ones have no rope.
+
+Models: EXAONE 4.0 1.2B, 32B.
+"""
 
 from __future__ import annotations
 

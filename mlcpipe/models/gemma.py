@@ -1,4 +1,7 @@
-"""Gemma 1 and CodeGemma (Gemma Team 2024): Llama with scaled embeddings and norms that store their weight minus 1."""
+"""Gemma 1 and CodeGemma (Gemma Team 2024): Llama with scaled embeddings and norms that store their weight minus 1.
+
+Models: Gemma 2B, 7B; CodeGemma.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GLM-4-9B-chat, GLM-Edge (Z.ai 2024): rope over half of each head in pairs, fused gate and up."""
+"""GLM-4-9B-chat, GLM-Edge (Z.ai 2024): rope over half of each head in pairs, fused gate and up.
+
+Models: GLM-4-9B-chat-hf, GLM-Edge 1.5B, 4B.
+"""
 
 from __future__ import annotations
 

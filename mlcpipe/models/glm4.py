@@ -1,4 +1,7 @@
-"""GLM-4-0414 (Z.ai 2025): GLM with norms also after attention and MLP."""
+"""GLM-4-0414 (Z.ai 2025): GLM with norms also after attention and MLP.
+
+Models: GLM-4-9B-0414, GLM-4-32B-0414, GLM-Z1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Helium 1 (Kyutai 2025): Llama with rope over pairs."""
+"""Helium 1 (Kyutai 2025): Llama with rope over pairs.
+
+Models: Helium 1 2B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hunyuan dense (Tencent 2025): Llama with norms of heads after rope, whose base grows by a fixed alpha."""
+"""Hunyuan dense (Tencent 2025): Llama with norms of heads after rope, whose base grows by a fixed alpha.
+
+Models: Hunyuan 0.5B, 1.8B, 4B, 7B; Hunyuan-MT 7B.
+"""
 
 from __future__ import annotations
 

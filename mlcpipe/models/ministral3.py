@@ -1,4 +1,7 @@
-"""Ministral 3 (Mistral AI 2025): Mistral with yarn, and queries that grow with the position."""
+"""Ministral 3 (Mistral AI 2025): Mistral with yarn, and queries that grow with the position.
+
+Models: Ministral 3 3B, 8B, 14B (text).
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import GgufFamily, GgufFile
 from mlcpipe.nn.norm import NormSpec
 
-DEFAULTS = replace(MISTRAL_DEFAULTS, positions=262144, head_dim=128, norm=NormSpec(eps=1e-5), theta=1e6)
+DEFAULTS = replace(MISTRAL_DEFAULTS, positions=262144, head_dim=128, norm=NormSpec(eps=1e-5))
 DEFAULT_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
+    "rope_theta": 1e6,
     "factor": 16.0,
     "original_max_position_embeddings": 16384,
     "mscale": 1.0,
@@ -35,17 +39,16 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     window = base.fields.optional_integer("sliding_window", None)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
     table = Fields(rope_table(base.fields) or DEFAULT_ROPE, "config.json rope_parameters")
-    growth = (table.number("llama_4_scaling_beta"), table.integer("original_max_position_embeddings"))
-    specs = base.attentions(windows, growth=growth)
-    return decoder(base, specs, ropes=[base.read_rope(table.values, base.theta)])
+    rope = base.read_rope(table.values, base.theta)
+    beta, length = table.number("llama_4_scaling_beta"), table.integer("original_max_position_embeddings")
+    specs = base.attentions(windows, growth=(beta, length) if beta else None)
+    return decoder(base, specs, ropes=[rope])
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     complete_gguf(file, config)
-    table = config.get("rope_scaling")
-    if table is None or table["rope_type"] != "yarn":
-        raise file.error("rope.scaling.type", "yarn")
-    length = table["original_max_position_embeddings"]
+    table = config.setdefault("rope_scaling", {"rope_type": "default"})  # that of Mistral Small 3
+    length = table.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     if file.integer("attention.temperature_length", length) != length:
         raise file.error("attention.temperature_length", length)
     table["llama_4_scaling_beta"] = file.number("attention.temperature_scale", 0.0)

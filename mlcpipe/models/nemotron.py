@@ -1,4 +1,7 @@
-"""Nemotron 4, Minitron (NVIDIA 2024): layer norms that store their weight minus 1, squared ReLU, rope over half a head."""
+"""Nemotron 4, Minitron (NVIDIA 2024): layer norms that store their weight minus 1, squared ReLU.
+
+Models: Minitron 4B, 8B; Nemotron 4 15B.
+"""
 
 from __future__ import annotations
 

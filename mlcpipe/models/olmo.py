@@ -1,4 +1,7 @@
-"""OLMo (Groeneveld et al. 2024): Llama with layer norms without weights; q, k and v may be clipped."""
+"""OLMo (Groeneveld et al. 2024): Llama with layer norms without weights; q, k and v may be clipped.
+
+Models: OLMo 1B, 7B (the -hf files).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""OLMo 3 (Ai2 2025): OLMo 2 with a window in three of four layers; rope is scaled in the others only."""
+"""OLMo 3 (Ai2 2025): OLMo 2 with a window in three of four layers; rope is scaled in the others only.
+
+Models: OLMo 3 7B, 32B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Seed-OSS (ByteDance 2025): Llama with biases of q, k and v."""
+"""Seed-OSS (ByteDance 2025): Llama with biases of q, k and v.
+
+Models: Seed-OSS 36B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""VaultGemma (Google 2025): Gemma 2 without the norms after attention and MLP."""
+"""VaultGemma (Google 2025): Gemma 2 without the norms after attention and MLP.
+
+Models: VaultGemma 1B.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class GgufFamily:
     names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
-    rope         "full" rotates whole heads, scaled as the file says, "partial" a part of each; "longrope" has tensors
+    rope         "full" rotates whole heads, "partial" a part of each, scaled as the file says; "longrope" has tensors
                  of factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     norm_offset  added to the weights of norms in the file

@@ -27,8 +27,8 @@ from mlcpipe.quantization.scheme import Scheme, plain_scheme
 
 Array = NDArray[Any]
 
-# Buffers that old transformers versions saved and no model reads.
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias.mask")
+# Buffers that transformers saves, some only once did, and no model reads; those of xIELU are the same in all models.
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias.mask", "act_fn.beta", "act_fn.eps")
 
 
 @dataclass(frozen=True)

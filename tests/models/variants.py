@@ -37,7 +37,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "tie_word_embeddings": True,
         }
     },
-    "apertus": {"plain_rope": {**_rope("default"), "attention_bias": True, "hub": True}},
+    "apertus": {"plain_rope": {**_rope("default"), "attention_bias": True}},
     "arcee": {"biases": {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "hub": True}},
     "bitnet": {"bias_tied": {"attention_bias": True, "tie_word_embeddings": True, "hub": True}},
     "cohere": {"head_norms": {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3, "hub": True}},
@@ -264,7 +264,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
-    "nemotron": {"biases": {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 0.25, "hub": True}},
+    "nemotron": {
+        "biases": {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "partial_rotary_factor": 0.25,
+            "num_key_value_heads": 4,
+            "hub": True,
+        }
+    },
     "olmo": {"clipped": {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": 4, "hub": True}},
     "olmo3": {
         "yarn": {

@@ -88,7 +88,6 @@ OWN: list[dict[str, Any]] = [
     {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     {"no_rope_layers": [0, 1, 1, 1]},
     {"norm_topk_prob": True},
-    {"norm_topk_prob": False, "expert_selection_fn": "sigmoid"},
     {"routed_scaling_factor": 3.0},
     {"route_scale": 3.0},
     {"n_group": 2},

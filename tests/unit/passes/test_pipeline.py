@@ -36,7 +36,6 @@ SIZES: Mapping[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 64,
     "num_local_experts": 4,
-    "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
     "full_attn_idxs": [1],

@@ -40,7 +40,7 @@ def test_folding_changes_no_function(family: str, tmp_path: Path) -> None:
         changed = Changed(source)
         inputs = plain.run(index, source)
         matrices = dict.fromkeys(inputs, scheme)
-        known = fold_layer(model.model.layers[index], f"{plain.prefix}layers.{index}.", matrices, changed, inputs)
+        known = fold_layer(model.model.layers[index], plain.names_of(index), matrices, changed, inputs)
         found = folded.run(index, changed)
         for name, mine in found.items():
             np.testing.assert_allclose(mine.mean_square, known[name].mean_square, rtol=2e-2, atol=1e-6, err_msg=name)

@@ -23,8 +23,6 @@ SIZES: Mapping[str, Any] = {
     "block_multiple_of": 16,
 }
 FAMILIES = tuple(model_types())
-# These together have the operations of all.
-SEVERAL = ("apertus", "cohere", "gemma2", "gpt_oss", "lfm2", "llama", "mixtral", "phi3", "qwen2")
 EXPERTS = tuple(name for name, family in gguf_families().items() if family.experts)
 LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}

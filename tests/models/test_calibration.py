@@ -28,7 +28,7 @@ from mlcpipe.errors import ConfigError, UsageError
 from mlcpipe.models import model_types
 from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure
 from mlcpipe.quantization.recipe import load_recipe
-from mlcpipe.support.defaults import GPTQ, RTN, SEARCH
+from mlcpipe.support.defaults import GPTQ, LOCAL_TARGET, RTN, SEARCH
 from mlcpipe.support.files import text_hash
 from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import load_target
@@ -243,8 +243,9 @@ def test_quality_is_not_measured_on_a_text_that_weights_were_fitted_to(source: P
 
 
 @pytest.mark.alone
-def test_a_layer_takes_little_longer_than_its_products(tmp_path: Path) -> None:
+def test_a_layer_takes_little_longer_than_its_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took 2.5 times as long where sums stayed in memory, see `_bytecode` in mlcpipe/compiler/build.py."""
+    monkeypatch.setattr("mlcpipe.compiler.calibration.layer.LOCAL_TARGET", LOCAL_TARGET)
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16,
         num_key_value_heads=4, max_position_embeddings=512,

@@ -130,6 +130,13 @@ THETAS: list[tuple[str, dict[str, Any], int, float]] = [
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 2e5}}, 0, 1e4),
     ("mixtral", {}, 0, 1e6),
     ("gpt_oss", {"rope_parameters": {"rope_type": "default"}}, 0, 150000.0),
+    # transformers does not read a `rope_theta` beside the table that it takes if there is none,
+    ("apertus", {"rope_theta": 3e5}, 0, 1.2e7),
+    ("cwm", {"rope_theta": 3e5}, 0, 1e6),
+    # and of OLMo 3 for full layers only.
+    ("olmo3", {"rope_theta": 3e5}, 0, 3e5),
+    ("olmo3", {"rope_theta": 3e5}, 1, 5e5),
+    ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0}}, 0, 1e4 * 50 ** (16 / 14)),
     ("gemma3_text", {}, 0, 1e6),
     ("gemma3_text", {}, 1, 1e4),
     ("gemma3_text", {"rope_theta": 3e5, "rope_local_base_freq": 3e3}, 0, 3e5),

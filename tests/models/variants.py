@@ -37,9 +37,6 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "tie_word_embeddings": True,
         }
     },
-    "apertus": {"plain_rope": {**_rope("default"), "attention_bias": True}},
-    "arcee": {"biases": {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "hub": True}},
-    "bitnet": {"bias_tied": {"attention_bias": True, "tie_word_embeddings": True, "hub": True}},
     "cohere": {"head_norms": {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3, "hub": True}},
     "cohere2": {"full_between": {**_FULL_BETWEEN, "logit_scale": 0.3, "attention_bias": True, "head_dim": 24}},
     "cohere2_moe": {
@@ -71,7 +68,6 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "dots1": {
         "windowed": {"max_window_layers": 1, "attention_bias": True, "norm_topk_prob": True, "first_k_dense_replace": 0}
     },
-    "ernie4_5": {"biases": {"use_bias": True, "tie_word_embeddings": False, "hub": True}},
     "ernie4_5_moe": {
         "sparse": {
             "num_hidden_layers": 4,
@@ -83,7 +79,6 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "exaone4": {"full_between": _FULL_BETWEEN},
-    "glm": {"whole_heads": {**_rope("default", partial_rotary_factor=1.0), "attention_bias": False}},
     "glm4": {"quarter": {"partial_rotary_factor": 0.25, "tie_word_embeddings": True, "hub": True}},
     "glm4_moe": {
         "norms": {
@@ -105,7 +100,6 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         }
     },
-    "helium": {"biases": {"attention_bias": True, "mlp_bias": True, "hub": True}},
     "hunyuan_v1_dense": {
         "alpha_bias": {**_rope("dynamic", alpha=50.0, factor=1.0), "attention_bias": True, "hub": True}
     },
@@ -264,15 +258,6 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
-    "nemotron": {
-        "biases": {
-            "attention_bias": True,
-            "mlp_bias": True,
-            "partial_rotary_factor": 0.25,
-            "num_key_value_heads": 4,
-            "hub": True,
-        }
-    },
     "olmo": {"clipped": {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": 4, "hub": True}},
     "olmo3": {
         "yarn": {
@@ -304,7 +289,6 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "sparse_step": {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True},
     },
-    "seed_oss": {"biases": {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "hub": True}},
     "vaultgemma": {
         "softcaps": {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 20}
     },

@@ -23,6 +23,8 @@ ATTENTION = {
 MLP = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
 PRE_NORM = {**ATTENTION, **MLP, "ffn_norm": "post_attention_layernorm"}
 POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+PLAIN_MLP = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("up", "down")}
+FUSED = {"attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
 EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
 
 
@@ -56,8 +58,10 @@ class GgufFamily:
     names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
-    rope         "full" rotates whole heads, scaled as the file says; "longrope" has tensors of factors
+    rope         "full" rotates whole heads, scaled as the file says, "partial" a part of each; "longrope" has tensors of
+                 factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
+    grouped      rows of attn_qkv are those of q, of k and of v, which the checkpoint has by KV head
     norm_offset  added to the weights of norms in the file
     some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
     """
@@ -67,8 +71,9 @@ class GgufFamily:
     names: Mapping[str, str] = field(default_factory=lambda: PRE_NORM)
     experts: Mapping[str, str] = field(default_factory=dict)
     applies: Callable[[GgufFile], bool] | None = None
-    rope: Literal["full", "longrope"] = "full"
+    rope: Literal["full", "partial", "longrope"] = "full"
     interleaved: bool = False
+    grouped: bool = False
     norm_offset: float = 0.0
     some_attend: bool = False
 

@@ -34,6 +34,7 @@ _OTHERS = {
     "llama": ("llama3_tied", "linear_bias", "yarn"),
     "phi3": ("longrope", "longrope_partial", "partial_window"),
     "qwen3": ("tied",),
+    "starcoder2": ("window",),
     "mixtral": ("window",),
 }
 CASES = [tiny.TinyCase(name, "default", kept.FIELDS.get(name, {})) for name in model_types()]

@@ -49,6 +49,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
     },
+    "phi": {
+        "qk_norm": {
+            **_rope("default", partial_rotary_factor=0.25),
+            "qk_layernorm": True,
+            "num_key_value_heads": 4,
+            "vocab_size": 163,
+            "hub": True,
+        },
+    },
     "phi3": {
         "longrope": {
             **_rope("longrope", short_factor=_SHORT, long_factor=_LONG),
@@ -62,6 +71,16 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
         "partial_window": {**_rope("default", partial_rotary_factor=0.5), "sliding_window": 8},
+    },
+    "falcon": {
+        "new": {"new_decoder_architecture": True, "bias": True, "tie_word_embeddings": False, "activation": "relu"},
+        "sequential": {
+            "parallel_attn": False,
+            "multi_query": False,
+            "num_kv_heads": 4,
+            "ffn_hidden_size": None,
+            "hub": True,
+        },
     },
     "gemma2": {
         "softcaps": {
@@ -95,6 +114,16 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "sliding_window_pattern": 3,
             "query_pre_attn_scalar": 16,
             "final_logit_softcapping": 5.0,
+            "hub": True,
+        },
+    },
+    "gpt_neox": {
+        "sequential": {
+            **_rope("default", partial_rotary_factor=0.5),
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "vocab_size": 163,
             "hub": True,
         },
     },
@@ -143,4 +172,16 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "sparse_step": {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True},
     },
+    "stablelm": {
+        "parallel": {
+            **_rope("default", partial_rotary_factor=0.5),
+            "use_qkv_bias": True,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "tie_word_embeddings": True,
+            "vocab_size": 163,
+            "hub": True,
+        },
+    },
+    "starcoder2": {"window": {"sliding_window": 8, "use_bias": False, "tie_word_embeddings": False, "hub": True}},
 }

@@ -7,11 +7,13 @@ Gemma's norms and stacks experts. The architectures are those of the files in `m
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf.metadata import Metadata
@@ -54,11 +56,25 @@ _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
 class GgufTensor(TensorInfo):
     """A tensor under its name in Hugging Face's layout.
 
-    `heads` > 0: rows are in interleaved order within each head. `add` is added to the values as stored.
+    `heads` > 0: rows are in interleaved order within each head; with `kv_heads` > 0 they are those of q, then of k,
+    then of v, and Hugging Face has them by KV head. `add` is added to the values as stored.
     """
 
     heads: int = 0
     add: float = 0.0
+    kv_heads: int = 0
+
+    def in_order(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Rows [n, ...] as stored -> the same in Hugging Face's order."""
+        if self.kv_heads:
+            size = len(stored) // (self.heads + 2 * self.kv_heads)
+            parts = np.split(stored, [self.heads * size, (self.heads + self.kv_heads) * size])
+            grouped = [part.reshape(self.kv_heads, -1, *stored.shape[1:]) for part in parts]
+            return np.concatenate(grouped, axis=1).reshape(stored.shape)
+        if self.heads:
+            pairs = stored.reshape(self.heads, -1, 2, *stored.shape[1:])
+            return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(stored.shape)
+        return stored
 
 
 class _File:
@@ -119,7 +135,9 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     config["num_key_value_heads"] = _kv_heads(metadata, arch, family, config["num_attention_heads"])
     config["model_type"] = model_type
     rope = (
-        longrope(metadata, arch, tensors) if family.rope == "longrope" else _full_rope(metadata, arch, tensors, config)
+        longrope(metadata, arch, tensors)
+        if family.rope == "longrope"
+        else _rope(metadata, arch, tensors, config, family.rope == "partial")
     )
     if rope is not None:
         config["rope_scaling"] = rope
@@ -164,7 +182,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
             add = -family.norm_offset if part.endswith("norm") else 0.0
-            yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
+            one = _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
+            yield _grouped(one, heads["attn_q"], heads["attn_k"]) if part == "attn_qkv" and family.grouped else one
         else:
             yield _as(tensor, name)
 
@@ -173,6 +192,13 @@ def _as(tensor: TensorInfo, name: str, heads: int = 0, add: float = 0.0) -> Gguf
     if heads and tensor.shape[0] % (2 * heads):
         raise ConfigError(f"the rows of {name}", expected=f"a multiple of 2 * {heads} heads", found=tensor.shape[0])
     return GgufTensor(name, tensor.shape, tensor.dtype, tensor.file, tensor.offset, tensor.nbytes, heads, add)
+
+
+def _grouped(tensor: GgufTensor, heads: int, kv_heads: int) -> GgufTensor:
+    if not kv_heads or heads % kv_heads or tensor.shape[0] % (heads + 2 * kv_heads):
+        expected = f"a multiple of {heads} + 2 * {kv_heads} heads"
+        raise ConfigError(f"the rows of {tensor.name}", expected=expected, found=tensor.shape[0])
+    return replace(tensor, heads=heads, kv_heads=kv_heads)
 
 
 def _unstacked(tensor: TensorInfo, pattern: str, config: Config) -> Iterator[GgufTensor]:
@@ -200,6 +226,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
     head_dim = metadata.integer(f"{arch}.attention.key_length", hidden // heads)
     if metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
+    layer_norm, rms_norm = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
@@ -208,7 +235,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
         "num_attention_heads": heads,
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{arch}.context_length"),
-        "rms_norm_eps": metadata.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.number(layer_norm if layer_norm in metadata.values else rms_norm),
         "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
@@ -233,10 +260,12 @@ def _check_vocabulary(metadata: Metadata, rows: int) -> None:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))
 
 
-def _full_rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> Config | None:
-    """The scaling of rope over whole heads."""
+def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, partial: bool) -> Config | None:
+    """The scaling of rope over whole heads, or over a part of each."""
     rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
-    if rotated != config["head_dim"]:
+    if partial and 0 < rotated <= config["head_dim"]:
+        config["partial_rotary_factor"] = math.nextafter(rotated / config["head_dim"], 1.0)  # which truncation undoes
+    elif rotated != config["head_dim"]:
         raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
     table = linear_or_yarn(metadata, arch)
     if "rope_freqs.weight" not in tensors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint import Checkpoint, TensorInfo
 from mlcpipe.models import gguf_families
+from mlcpipe.nn.base_config import Defaults
 from mlcpipe.nn.gguf import GgufFamily
 
 F32 = gguf.GGMLQuantizationType.F32
@@ -65,7 +67,7 @@ def write_gguf(
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
-    config, family = source.config, gguf_families()[source.config["model_type"]]
+    config, family = with_usual_names(source.config), gguf_families()[source.config["model_type"]]
     architecture = ARCHITECTURES[family.arch]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
     _add_sizes(writer, config, source.tensors.get("model.layers.0.feed_forward.w1.weight"))
@@ -146,6 +148,18 @@ def _add_byte_level(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     writer.add_chat_template(settings["chat_template"])
 
 
+def defaults_of(config: dict[str, Any]) -> Defaults:
+    """What a family's config.json need not say, and what it calls the fields of Llama's."""
+    found: Defaults = import_module(f"mlcpipe.models.{config['model_type']}").DEFAULTS
+    return found
+
+
+def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json with Llama's names of the fields that all families have."""
+    names = defaults_of(config).names
+    return config | {usual: config[own] for usual, own in names.items() if config.get(own) is not None}
+
+
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
     """`gate`: the matrix of an MLP whose width is not in config.json."""
     heads = config["num_attention_heads"]
@@ -155,9 +169,12 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"] if gate is None else gate.shape[0])
     writer.add_head_count(heads)
-    kv_heads, types = config["num_key_value_heads"], config.get("layer_types") or ()
+    kv_heads, types = config.get("num_key_value_heads", heads), config.get("layer_types") or ()
     writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
+    layer_norms = defaults_of(config).norm.kind == "layer"
+    (writer.add_layer_norm_eps if layer_norms else writer.add_layer_norm_rms_eps)(config["rms_norm_eps"])
+    if config.get("use_parallel_residual") is not None:
+        writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     kind = config["model_type"]
@@ -166,7 +183,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if kind in ("qwen3_moe", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss"):
+    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss", "starcoder2"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
@@ -221,9 +238,9 @@ def _llama3_factors(table: dict[str, Any], theta: float, dim: int) -> NDArray[np
 
 def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
-    config = source.config
+    config = with_usual_names(source.config)
     kind, count = config["model_type"], config.get("num_local_experts", config.get("num_experts"))
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
     for name in source.tensors:
         parts = name.split(".")
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -243,6 +260,11 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
         if family.interleaved and parts[-2] in heads:
             halves = values.reshape(heads[parts[-2]], 2, -1, *values.shape[1:])
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+        if family.grouped and parts[-2] == "query_key_value":
+            count = config.get("num_key_value_heads") or config["num_attention_heads"]
+            by_head = values.reshape(count, config["num_attention_heads"] // count + 2, -1, *values.shape[1:])
+            apart = (by_head[:, :-2], by_head[:, -2], by_head[:, -1])
+            values = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in apart])
         if kind.startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
         if values.ndim == 3:  # a convolution

@@ -20,6 +20,7 @@ from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
 from mlcpipe.checkpoint.quantized import quantized
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, check_name, read_header
 from mlcpipe.checkpoint.tied import settled
+from mlcpipe.checkpoint.turned import upright
 from mlcpipe.errors import CheckpointError
 from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
@@ -56,7 +57,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not tensors:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
-    return settled(unstacked(quantized(Checkpoint(folder, config, generation_config, ordered, files))))
+    return settled(upright(unstacked(quantized(Checkpoint(folder, config, generation_config, ordered, files)))))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -58,8 +58,8 @@ class GgufFamily:
     names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
-    rope         "full" rotates whole heads, scaled as the file says, "partial" a part of each; "longrope" has tensors of
-                 factors
+    rope         "full" rotates whole heads, scaled as the file says, "partial" a part of each; "longrope" has tensors
+                 of factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     grouped      rows of attn_qkv are those of q, of k and of v, which the checkpoint has by KV head
     norm_offset  added to the weights of norms in the file

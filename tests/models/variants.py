@@ -49,6 +49,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
     },
+    "opt": {"galactica": {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}},
     "phi": {
         "qk_norm": {
             **_rope("default", partial_rotary_factor=0.25),
@@ -117,6 +118,13 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
     },
+    "gpt2": {
+        "scales": {
+            "scale_attn_by_inverse_layer_idx": True, "n_inner": 96, "tie_word_embeddings": False, "vocab_size": 163,
+            "activation_function": "relu",
+        },
+    },
+    "gpt_bigcode": {"multi_head": {"multi_query": False, "scale_attn_weights": False, "tie_word_embeddings": False}},
     "gpt_neox": {
         "sequential": {
             **_rope("default", partial_rotary_factor=0.5),

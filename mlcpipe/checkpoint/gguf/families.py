@@ -159,8 +159,7 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
     names = checkpoint_names(config["model_type"])
 
     def published(name: str) -> str:
-        found = names.published(name)
-        return names.prefixes[0] + found.removeprefix("model.") if found.startswith("model.") else found
+        return names.candidates(name)[0]
 
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for name, tensor in tensors.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlcpipe.nn.attention_spec import AttentionSpec
@@ -52,8 +53,8 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     scale = base.head_dim**-0.5 if base.fields.flag("scale_attn_weights", True) else 1.0
     inverse = base.fields.flag("scale_attn_by_inverse_layer_idx", False)
     scales = [scale / (i + 1) if inverse else scale for i in range(base.num_layers)]
-    specs = [base.attention(qkv_bias=True, o_bias=True, fused="parts", scale=one) for one in scales]
-    return learned(base, specs)
+    specs = base.attentions(qkv_bias=True, o_bias=True, fused="parts")
+    return learned(base, [replace(spec, scale=one) for spec, one in zip(specs, scales)])
 
 
 def learned(base: BaseConfig, specs: Sequence[AttentionSpec], bias: bool = True, first: int = 0) -> CausalLM:

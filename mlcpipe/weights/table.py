@@ -28,9 +28,7 @@ from mlcpipe.quantization.scheme import Scheme, plain_scheme
 Array = NDArray[Any]
 
 # Buffers that old transformers versions saved and no model reads.
-_IGNORED_SUFFIXES = (
-    "rotary_emb.inv_freq", "self_attn.bias.mask", *(f"{x}.{y}" for x in ("attn", "attention") for y in ("bias", "masked_bias")),
-)  # fmt: skip
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.bias.mask", "attn.bias", "attention.bias", ".masked_bias")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from mlcpipe.bundle import read_manifest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import TargetError
-from mlcpipe.models import build_model, model_types
+from mlcpipe.models import build_model, gguf_families
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.recipe import load_recipe
@@ -37,7 +37,7 @@ _OTHERS = {
     "starcoder2": ("window",),
     "mixtral": ("window",),
 }
-CASES = [tiny.TinyCase(name, "default", kept.FIELDS.get(name, {})) for name in model_types()]
+CASES = [tiny.TinyCase(name, "default", kept.FIELDS.get(name, {})) for name in gguf_families()]
 for family, names in _OTHERS.items():
     CASES += [case for case in tiny.family_cases(family) if case.variant in names]
 assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for name in names)

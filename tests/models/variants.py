@@ -120,7 +120,10 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "gpt2": {
         "scales": {
-            "scale_attn_by_inverse_layer_idx": True, "n_inner": 96, "tie_word_embeddings": False, "vocab_size": 163,
+            "scale_attn_by_inverse_layer_idx": True,
+            "n_inner": 96,
+            "tie_word_embeddings": False,
+            "vocab_size": 163,
             "activation_function": "relu",
         },
     },

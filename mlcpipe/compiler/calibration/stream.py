@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.calibration.layer import LayerFunction, compile_layers
-from mlcpipe.errors import CheckpointError
+from mlcpipe.errors import CheckpointError, CompileError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.runtime.serving.batch import Span, StepBuffer
@@ -56,6 +56,11 @@ class Stream:
         if not model.facts.tied:
             self.output = model.names.published("lm_head.weight")
         self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]
+        if model.model.embedding_norm is not None:
+            raise CompileError(f"no calibration of {model.facts.model_type}", found="a norm after the embedding")
+        if model.model.embed_positions is not None:
+            at, vectors = model.model.first, checkpoint.read(self.prefix + self.named("embed_positions.weight"))
+            self.hidden = [x + vectors[at : at + rows] for x in self.hidden]
         pages = -(-rows // PAGE)
         sequence = Tokens(0, ScheduledRequest(tuple(windows[0]), 1), [array("i", range(pages))], [0])
         sequence.next_slot = 0 if slot_bytes(model.states()) else -1

@@ -156,8 +156,9 @@ def defaults_of(config: dict[str, Any]) -> Defaults:
 
 def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json with Llama's names of the fields that all families have."""
-    names = defaults_of(config).names
-    return config | {usual: config[own] for usual, own in names.items() if config.get(own) is not None}
+    defaults = defaults_of(config)
+    found = config | {usual: config[own] for usual, own in defaults.names.items() if config.get(own) is not None}
+    return {"intermediate_size": defaults.expansion * found["hidden_size"]} | found
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:

@@ -99,10 +99,14 @@ def _groups(state: Lowering) -> list[_Group]:
 
 
 def _stored_alike(state: Lowering, members: list[int]) -> list[list[int]]:
-    """The members, grouped by scheme and column order."""
-    by_form: dict[tuple[Scheme | None, bytes], list[int]] = {}
+    """The members, grouped by scheme, column order and block: those of attention are apart from an MLP beside it.
+
+    The kernels of RoPE and of gates take whole products.
+    """
+    by_form: dict[tuple[Scheme | None, bytes, str], list[int]] = {}
     for i in members:
-        by_form.setdefault((state.weights[i].scheme, state.weights[i].columns), []).append(i)
+        weight = state.weights[i]
+        by_form.setdefault((weight.scheme, weight.columns, weight.name.rsplit(".", 2)[0]), []).append(i)
     return list(by_form.values())
 
 

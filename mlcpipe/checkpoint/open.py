@@ -19,6 +19,7 @@ from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
 from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
 from mlcpipe.checkpoint.quantized import quantized
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, check_name, read_header
+from mlcpipe.checkpoint.text_tower import text_tower
 from mlcpipe.checkpoint.tied import settled
 from mlcpipe.checkpoint.turned import upright
 from mlcpipe.errors import CheckpointError
@@ -57,7 +58,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not tensors:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
-    return settled(upright(unstacked(quantized(Checkpoint(folder, config, generation_config, ordered, files)))))
+    whole = Checkpoint(folder, config, generation_config, ordered, files)
+    return settled(upright(unstacked(quantized(text_tower(whole)))))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -1,4 +1,7 @@
-"""Falcon 1 and 2 (Almazrouei et al. 2023): attention and MLP side by side, one KV head or groups of queries."""
+"""Falcon 1 and 2 (Almazrouei et al. 2023): attention and MLP side by side, one KV head or groups of queries.
+
+Models: Falcon 7B, 40B, 180B, Falcon 2 11B.
+"""
 
 from __future__ import annotations
 

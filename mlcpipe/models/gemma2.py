@@ -1,4 +1,7 @@
-"""Gemma 2 (Gemma Team 2024): norms around attention and MLP, soft caps, a window in every second layer."""
+"""Gemma 2 (Gemma Team 2024): norms around attention and MLP, soft caps, a window in every second layer.
+
+Models: Gemma 2 2B, 9B, 27B.
+"""
 
 from __future__ import annotations
 

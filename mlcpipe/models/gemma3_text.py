@@ -1,4 +1,7 @@
-"""Gemma 3 text models (Gemma Team 2025): Gemma 2 with head norms and a second rope for sliding layers."""
+"""Gemma 3 text models (Gemma Team 2025): Gemma 2 with head norms and a second rope for sliding layers.
+
+Models: Gemma 3 270M, 1B; the text of Gemma 3 4B, 12B, 27B and MedGemma.
+"""
 
 from __future__ import annotations
 

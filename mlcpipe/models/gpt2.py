@@ -1,4 +1,7 @@
-"""GPT-2 (Radford et al. 2019): learned positions, layer norms, one matrix for q, k and v."""
+"""GPT-2 (Radford et al. 2019): learned positions, layer norms, one matrix for q, k and v.
+
+Models: GPT-2 124M to 1.5B, DistilGPT2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""StarCoder and SantaCoder (Li et al. 2023): GPT-2 whose queries share one head of keys and values."""
+"""StarCoder and SantaCoder (Li et al. 2023): GPT-2 whose queries share one head of keys and values.
+
+Models: StarCoder 15B, StarCoderBase 1B to 7B, SantaCoder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): attention and MLP side by side, each with its norm."""
+"""GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): attention and MLP side by side, each with its norm.
+
+Models: Pythia 14M to 12B, GPT-NeoX 20B, Dolly 2, RedPajama-INCITE.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""gpt-oss (OpenAI 2025): attention with sinks and a window in every second layer, experts with biases and clamps."""
+"""gpt-oss (OpenAI 2025): attention with sinks and a window in every second layer, experts with biases and clamps.
+
+Models: gpt-oss 20B, 120B.
+"""
 
 from __future__ import annotations
 

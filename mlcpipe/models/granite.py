@@ -1,4 +1,7 @@
-"""Granite 3 and 4 dense models (IBM 2024): Llama with multipliers of embeddings, residuals, scores and logits."""
+"""Granite 3 and 4 dense models (IBM 2024): Llama with multipliers of embeddings, residuals, scores and logits.
+
+Models: Granite 3 2B, 8B; Granite 4 Micro 3B, 350M, 1B (dense).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""LFM2 (Liquid AI 2025): short convolutions, and attention with normalized heads in some layers."""
+"""LFM2 (Liquid AI 2025): short convolutions, and attention with normalized heads in some layers.
+
+Models: LFM2 and LFM2.5 350M, 700M, 1.2B, 2.6B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Llama 2, 3, 3.1+ (Touvron et al. 2023; Meta 2024) and other models with `model_type: llama`."""
+"""Llama 2, 3, 3.1+ (Touvron et al. 2023; Meta 2024) and other models with `model_type: llama`.
+
+Models: Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama, SmolLM2, Yi, DeepSeek-R1-Distill-Llama and others.
+"""
 
 from __future__ import annotations
 

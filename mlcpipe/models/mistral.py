@@ -1,4 +1,7 @@
-"""Mistral 7B and derivatives (Jiang et al. 2023): Llama with a sliding window in all layers or none."""
+"""Mistral 7B and derivatives (Jiang et al. 2023): Llama with a sliding window in all layers or none.
+
+Models: Mistral 7B, Nemo 12B, Small 24B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer."""
+"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer.
+
+Models: Mixtral 8x7B, 8x22B.
+"""
 
 from __future__ import annotations
 

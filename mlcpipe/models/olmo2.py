@@ -1,4 +1,7 @@
-"""OLMo 2 (Walsh et al. 2024): norms after attention and MLP, and over all heads of q and of k."""
+"""OLMo 2 (Walsh et al. 2024): norms after attention and MLP, and over all heads of q and of k.
+
+Models: OLMo 2 1B, 7B, 13B, 32B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""OPT and Galactica (Zhang et al. 2022; Taylor et al. 2022): learned positions, norms before attention and MLP."""
+"""OPT and Galactica (Zhang et al. 2022; Taylor et al. 2022): learned positions, norms before attention and MLP.
+
+Models: OPT 125M, 1.3B to 66B (not 350M), Galactica.
+"""
 
 from __future__ import annotations
 

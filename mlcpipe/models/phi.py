@@ -1,4 +1,7 @@
-"""Phi 1, 1.5 and 2 (Gunasekar et al. 2023): attention and MLP read one layer norm, RoPE turns half of each head."""
+"""Phi 1, 1.5 and 2 (Gunasekar et al. 2023): attention and MLP read one layer norm, RoPE turns half of each head.
+
+Models: Phi-1, Phi-1.5, Phi-2 2.7B.
+"""
 
 from __future__ import annotations
 

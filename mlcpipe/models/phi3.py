@@ -1,4 +1,7 @@
-"""Phi-3, 3.5 and 4 (Abdin et al. 2024): fused q, k, v; fused gate and up; longrope."""
+"""Phi-3, 3.5 and 4 (Abdin et al. 2024): fused q, k, v; fused gate and up; longrope.
+
+Models: Phi-3, Phi-3.5-mini, Phi-4 14B, Phi-4-mini 3.8B.
+"""
 
 from __future__ import annotations
 

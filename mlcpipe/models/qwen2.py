@@ -1,4 +1,7 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases on q, k and v; upper layers may have a window."""
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases on q, k and v; upper layers may have a window.
+
+Models: Qwen2.5 0.5B to 72B, Qwen2.5-Coder, QwQ, DeepSeek-R1-Distill-Qwen; the text of Qwen2-VL and Qwen2.5-VL.
+"""
 
 from __future__ import annotations
 
@@ -41,4 +44,4 @@ def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     config["attention_bias"] = "blk.0.attn_q.bias" in file
 
 
-GGUF = GgufFamily("qwen2")
+GGUF = GgufFamily("qwen2", also=("qwen2vl",))

@@ -1,4 +1,7 @@
-"""Qwen 3 (Yang et al. 2025): Qwen 2 with head norms instead of biases, and an explicit head size."""
+"""Qwen 3 (Yang et al. 2025): Qwen 2 with head norms instead of biases, and an explicit head size.
+
+Models: Qwen3 0.6B to 32B, DeepSeek-R1-0528-Qwen3-8B, Qwen3-Embedding; the text of Qwen3-VL.
+"""
 
 from __future__ import annotations
 
@@ -22,4 +25,4 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return decoder(base, specs)
 
 
-GGUF = GgufFamily("qwen3", complete_gguf)
+GGUF = GgufFamily("qwen3", complete_gguf, also=("qwen3vl",))

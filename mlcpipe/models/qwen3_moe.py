@@ -1,4 +1,7 @@
-"""Qwen 3 mixtures of experts (Yang et al. 2025): Qwen 3 with experts in some or all layers."""
+"""Qwen 3 mixtures of experts (Yang et al. 2025): Qwen 3 with experts in some or all layers.
+
+Models: Qwen3-30B-A3B, Qwen3-Coder-30B, 235B.
+"""
 
 from __future__ import annotations
 

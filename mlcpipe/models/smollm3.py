@@ -1,4 +1,7 @@
-"""SmolLM 3 (Hugging Face 2025): Llama without rotary positions in every fourth layer."""
+"""SmolLM 3 (Hugging Face 2025): Llama without rotary positions in every fourth layer.
+
+Models: SmolLM3 3B.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""StableLM 3B and 2 (Stability AI 2023): Llama with layer norms, RoPE over a quarter of each head."""
+"""StableLM 3B and 2 (Stability AI 2023): Llama with layer norms, RoPE over a quarter of each head.
+
+Models: StableLM 3B, StableLM Zephyr 3B, StableLM 2 1.6B and 12B, Stable Code 3B.
+"""
 
 from __future__ import annotations
 

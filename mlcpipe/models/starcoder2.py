@@ -1,4 +1,7 @@
-"""StarCoder 2 (Lozhkov et al. 2024): Llama with layer norms, an MLP of two matrices, biases and a sliding window."""
+"""StarCoder 2 (Lozhkov et al. 2024): Llama with layer norms, an MLP of two matrices, biases and a sliding window.
+
+Models: StarCoder2 3B, 7B, 15B.
+"""
 
 from __future__ import annotations
 

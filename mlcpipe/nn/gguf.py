@@ -52,7 +52,7 @@ class GgufFile(Protocol):
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """A `model_type` as the architecture `arch`.
+    """A `model_type` as the architecture `arch`, or one of those of `also`, which differ outside the text model.
 
     complete     adds fields to config.json, which has those of all families and `rope_scaling`
     names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
@@ -76,6 +76,7 @@ class GgufFamily:
     grouped: bool = False
     norm_offset: float = 0.0
     some_attend: bool = False
+    also: tuple[str, ...] = ()
 
 
 def read_experts(file: GgufFile, config: dict[str, Any]) -> None:

@@ -60,14 +60,14 @@ FACTS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("llama", {}, "tied", False),
     ("llama", {"tie_word_embeddings": True}, "tied", True),
     ("mistral", {"num_key_value_heads": None}, "num_kv_heads", 4),
-    ("olmo2", {}, "norm_eps", 1e-5),
-    ("phi3", {}, "norm_eps", 1e-5),
-    ("mixtral", {}, "norm_eps", 1e-5),
-    ("mixtral", {"rms_norm_eps": 1e-6}, "norm_eps", 1e-6),
+    ("olmo2", {}, "eps", 1e-5),
+    ("phi3", {}, "eps", 1e-5),
+    ("mixtral", {}, "eps", 1e-5),
+    ("mixtral", {"rms_norm_eps": 1e-6}, "eps", 1e-6),
     ("mixtral", {"head_dim": None}, "head_dim", 16),
     ("gpt_oss", {}, "sinks", True),
     ("mixtral", {}, "sinks", False),
-    ("gpt_oss", {}, "norm_eps", 1e-5),
+    ("gpt_oss", {}, "eps", 1e-5),
     ("gpt_oss", {"max_position_embeddings": 64}, "context_length", 131072),
     ("gemma2", {}, "tied", True),
     ("gemma2", {"tie_word_embeddings": False}, "tied", False),
@@ -76,13 +76,13 @@ FACTS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("gemma2", {"attn_logit_softcapping": None}, "softcap", 0.0),
     ("gemma2", {"final_logit_softcapping": None}, "logit_softcap", 0.0),
     ("gemma2", {"hidden_size": 3072}, "embedding_scale", float(np.float32(3072) ** np.float32(0.5))),
-    ("gemma2", {}, "norm_offset", 1.0),
+    ("gemma2", {}, "offset", 1.0),
     ("gemma3_text", {}, "tied", True),
     ("gemma3_text", {}, "softcap", 0.0),
     ("gemma3_text", {"final_logit_softcapping": 5.0}, "logit_softcap", 5.0),
     ("gemma3_text", {"sliding_window_pattern": 2}, "rope_of", (1, 0, 1, 0)),
-    ("lfm2", {}, "norm_eps", 1e-5),
-    ("lfm2", {"norm_eps": 1e-6}, "norm_eps", 1e-6),
+    ("lfm2", {}, "eps", 1e-5),
+    ("lfm2", {"norm_eps": 1e-6}, "eps", 1e-6),
     ("lfm2", {"tie_embedding": False}, "tied", False),
 ]
 
@@ -90,8 +90,8 @@ FACTS: list[tuple[str, dict[str, Any], str, Any]] = [
 @pytest.mark.parametrize(("family", "fields", "name", "value"), FACTS, ids=lambda value: str(value)[:40])
 def test_facts(family: str, fields: dict[str, Any], name: str, value: Any) -> None:
     model = build(family, **fields)
-    owner = model.facts if hasattr(model.facts, name) else model.attentions()[-1]
-    assert getattr(owner, name) == value
+    owners = (model.facts, model.attentions()[-1], model.attentions()[-1].norm_of)
+    assert getattr(next(one for one in owners if hasattr(one, name)), name) == value
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ NAMES: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     (
         "lfm2",
         {"layer_types": ["full_attention", "conv"] * 2, "conv_bias": True},
-        (ATTENTION + "q_layernorm.weight", "model.layers.1.conv.in_proj.bias", "model.embedding_norm.weight"),
-        (ATTENTION + "out_proj.bias", "model.layers.0.conv.conv.weight", "model.norm.weight", "lm_head.weight"),
+        (ATTENTION + "q_norm.weight", "model.layers.1.conv.in_proj.bias", "model.norm.weight"),
+        (ATTENTION + "o_proj.bias", "model.layers.0.conv.conv.weight", "lm_head.weight"),
     ),
-    ("mixtral", {}, ("model.layers.0.block_sparse_moe.gate.weight",), ("model.layers.0.mlp.gate_proj.weight",)),
+    ("mixtral", {}, ("model.layers.0.mlp.gate.weight",), ("model.layers.0.mlp.gate_proj.weight",)),
     (
         "qwen3_moe",
         {"mlp_only_layers": [1], "num_local_experts": None, "num_experts": 4},
@@ -251,11 +251,13 @@ WIDTHS: list[tuple[dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("fields", "width"), WIDTHS, ids=str)
 def test_width_of_lfm2(fields: dict[str, Any], width: int) -> None:
-    assert build("lfm2", **fields).model.layers[0].feed_forward.w1.weight.shape[0] == width
+    assert build("lfm2", **fields).model.layers[0].mlp.gate_proj.weight.shape[0] == width
 
 
 def test_a_fused_expert_matrix_names_its_tensors() -> None:
-    params = dict(build("mixtral").named_parameters())
-    gate_up = params["model.layers.0.block_sparse_moe.experts_gate_up.weight"]
-    assert [list(group) for group in gate_up.attrs["sources"]][3] == ["experts.3.w1.weight", "experts.3.w3.weight"]
+    model = build("mixtral")
+    gate_up = dict(model.named_parameters())["model.layers.0.mlp.experts_gate_up.weight"]
+    sources = [f"model.layers.0.mlp.{name}" for name in gate_up.attrs["sources"][3]]
+    experts = "model.layers.0.block_sparse_moe.experts.3"
+    assert [*map(model.names.published, sources)] == [f"{experts}.w1.weight", f"{experts}.w3.weight"]
     assert [int(extent) for extent in gate_up.shape] == [4, 96, 64]

@@ -91,8 +91,9 @@ def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind:
 def test_experts_in_two_formats_are_stored_apart(tmp_path: Path) -> None:
     found = open_checkpoint(kept.kept_file("mixtral", "Q4_0+Q8_0", tmp_path)[1])
     target, plan, name = load_target("cpu"), load_recipe("keep"), "model.layers.0.block_sparse_moe.experts"
+    own = "model.layers.0.mlp.experts_gate_up"
     stored = {weight.name: weight for weight in stored_weights(found, target, plan)}
-    gate, up = (stored[f"{name}_gate_up.part{i}.weight"] for i in range(2))
+    gate, up = (stored[f"{own}.part{i}.weight"] for i in range(2))
     assert gate.shape == up.shape and (gate.scheme, up.scheme) == (native_scheme("Q4_0"), native_scheme("Q8_0"))
     assert gate.sources[1] == (f"{name}.1.w1.weight",) and up.sources[1] == (f"{name}.1.w3.weight",)
     odd = replace(found.info(f"{name}.1.w1.weight"), dtype="Q6_K")

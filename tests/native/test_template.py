@@ -43,6 +43,12 @@ def test_a_template_for_tools(library: ctypes.CDLL, extras: dict[str, Any]) -> N
     assert native.render(messages, **extras) == (None, chosen.render(messages, **extras))
 
 
+def test_a_template_that_knows_only_parts(library: ctypes.CDLL) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "text", "text": "b"}]}]
+    expected = ChatTemplate(chats.PARTS_ONLY).render(messages)
+    assert NativeTemplate(library, chats.PARTS_ONLY).render(messages) == (None, expected)
+
+
 @pytest.mark.parametrize("more", [{"tool_calls": None}, {"tool_calls": []}, {"tool_calls": [1], "name": None, "x": []}])
 def test_keys_without_a_value(library: ctypes.CDLL, more: dict[str, Any]) -> None:
     source, messages = (

@@ -31,7 +31,7 @@ else:
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TARGETS_OF_MAKE = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-ELSEWHERE = {"cli.md"}  # generated from the parser itself
+ELSEWHERE = {"cli.md", "families.md"}  # generated from the code
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in ELSEWHERE)]
 NOTE = re.compile(r"<!-- (?:run by (?P<test>tests/\S+)|not run: (?P<reason>.{10,})) -->")
 # The tests have an environment and no board.

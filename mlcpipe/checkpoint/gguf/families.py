@@ -35,6 +35,7 @@ _TOP = {
     "output.weight": "lm_head.weight",
     "output.bias": "lm_head.bias",
 }
+_TOWERS = "clip"  # the architecture of files named mmproj
 _BARE = ("attn_sinks",)  # no `.weight` in Hugging Face's name
 # Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
@@ -114,13 +115,19 @@ def _families() -> Mapping[str, list[tuple[str, GgufFamily]]]:
 
     found: dict[str, list[tuple[str, GgufFamily]]] = {}
     for name, family in gguf_families().items():
-        found.setdefault(family.arch, []).append((name, family))
+        for arch in (family.arch, *family.also):
+            found.setdefault(arch, []).append((name, family))
     return {arch: sorted(some, key=lambda one: one[1].applies is None) for arch, some in found.items()}
 
 
 def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]:
     """The family of a file, and its config.json. Raises ConfigError for an architecture that mlcpipe does not have."""
     arch = metadata.text("general.architecture")
+    if arch == _TOWERS:
+        raise ConfigError(
+            "the file has the parts of a model that read pictures or sound", where=metadata.where,
+            expected="its text model", next_step="give the other file of the model, without mmproj in its name",
+        )  # fmt: skip
     if arch not in _families():
         raise ConfigError(
             "unknown architecture", where=f"general.architecture of {metadata.where}",

@@ -7,6 +7,7 @@ a TemplateError of one line. The text equals that of transformers' `apply_chat_t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -24,6 +25,8 @@ from mlcpipe.runtime.text.template_sandbox import LimitError, Sandbox
 MAX_SOURCE = 256 << 10  # characters; templates with tools and reasoning have about 3000
 _MAX_STRFTIME = 256  # characters of a date format
 _HERE = "the message continues here "
+_PROBE, _PART = "the text of a message", {"type": "text"}
+_KINDS_OF_PARTS = re.compile(r"""['".]type\b""")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # Everything that a template's code can raise. KeyboardInterrupt goes through.
@@ -86,11 +89,23 @@ class ChatTemplate:
         self._tokens = {name: text for name, text in tokens.items() if text is not None}
         functions = {"raise_exception": _raise_exception, "strftime_now": _clock(now)}
         self.source = source
-        self.sandbox = Sandbox(functions, [loopcontrols, _Generation])
+        self._compile(Sandbox(functions, [loopcontrols, _Generation]))
+        if _KINDS_OF_PARTS.search(source) and not self._writes(_PROBE) and self._writes([_PART | {"text": _PROBE}]):
+            self._compile(Sandbox(functions, [loopcontrols, _Generation], parts=True))
+
+    def _compile(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
         try:
-            self._template = self.sandbox.from_string(source)
+            self._template = sandbox.from_string(self.source)
         except _FAILURES as error:
             raise _failure(error, "the chat template does not compile") from error
+
+    def _writes(self, content: str | list[dict[str, str]]) -> bool:
+        """Whether the prompt of one message has its text: some templates write nothing of one that is no list."""
+        try:
+            return _PROBE in self.render([{"role": "user", "content": content}])
+        except TemplateError:
+            return False
 
     def render(
         self,

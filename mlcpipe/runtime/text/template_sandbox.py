@@ -17,6 +17,7 @@ lacks; threads cannot be killed, and tracing does not see inside one C call such
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
@@ -226,6 +227,26 @@ class _Guard(NodeTransformer):
     visit_Concat = visit_Compare = visit_Getitem = visit_Tuple = visit_List = visit_Dict = _value
 
 
+class _AsParts(NodeTransformer):
+    """Makes a text `….content` a list of one part: some templates of models of pictures know nothing else."""
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        return _parts(node) if isinstance(node.arg, nodes.Const) and node.arg.value == "content" else node
+
+    def visit_Getattr(self, node: nodes.Getattr) -> nodes.Expr:
+        self.generic_visit(node)
+        return _parts(node) if node.attr == "content" else node
+
+
+def _parts(content: nodes.Expr) -> nodes.Expr:
+    """`[{"type": "text", "text": content}] if content is string else content`."""
+    asked, text, other = (copy.deepcopy(content) for _ in range(3))
+    pairs = [nodes.Pair(nodes.Const("type"), nodes.Const("text")), nodes.Pair(nodes.Const("text"), text)]
+    part, is_string = nodes.Dict(pairs), nodes.Test(asked, "string", [], [], None, None)
+    return nodes.CondExpr(is_string, nodes.List([part]), other).set_lineno(content.lineno)
+
+
 def _each(budget: Budget, values: Any) -> Iterator[Any]:
     for value in values:
         budget.tick()
@@ -282,12 +303,14 @@ def _budget_of(context: Context) -> Budget:
 class Sandbox(ImmutableSandboxedEnvironment):
     """Compiles templates in bounded form; render them with `render`.
 
-    `functions` are more globals that templates may call, each with its own bound on what it returns.
+    `functions` are more globals that templates may call, each with its own bound on what it returns. `parts`: a
+    message's text is a list of one part.
     """
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
 
-    def __init__(self, functions: dict[str, Callable[..., Any]], extensions: list[Any]) -> None:
+    def __init__(self, functions: dict[str, Callable[..., Any]], extensions: list[Any], parts: bool = False) -> None:
+        self._parts = parts
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, cache_size=0)
         self.globals = {"range": _range, "dict": dict, "namespace": _Namespace, **functions}
         self.filters = {name: _counted(name, FILTERS[name]) for name in FILTERS if name not in _REFUSED_FILTERS}
@@ -310,6 +333,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
+        if self._parts:
+            tree = cast(nodes.Template, _AsParts().visit(tree))
+            tree.set_environment(self)
         for count, node in enumerate(tree.find_all(nodes.Node)):
             if isinstance(node, _REFUSED_NODES):
                 raise LimitError(f"the statement {type(node).__name__.lower()} in line {node.lineno}")

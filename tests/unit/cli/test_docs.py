@@ -1,13 +1,16 @@
-"""docs/cli.md is the command line's own help."""
+"""Pages that are generated: the command line's own help, and what the families' files say."""
 
 from __future__ import annotations
 
 import runpy
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_the_page_of_the_command_line_is_current() -> None:
-    page = runpy.run_path(str(DOCS / "cli.py"))["page"]
-    assert (DOCS / "cli.md").read_text(encoding="utf-8") == page(), "run python docs/cli.py"
+@pytest.mark.parametrize("name", ["cli", "families"])
+def test_a_generated_page_is_current(name: str) -> None:
+    page = runpy.run_path(str(DOCS / f"{name}.py"))["page"]
+    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == page(), f"run python docs/{name}.py"

@@ -172,3 +172,10 @@ def differences(
         if ours.encode_chat(messages, **given) != expected:
             wrong.append(messages)
     return compared, wrong
+
+
+# As SmolVLM's: a text that is no list of parts has no type, and is not written.
+PARTS_ONLY = (
+    "{% for m in messages %}{{ m['role'] }}{{ ':' if m['content'][0]['type'] == 'image' else ': ' }}"
+    "{% for part in m.content %}{% if part['type'] == 'text' %}{{ part.text }}{% endif %}{% endfor %}|{% endfor %}"
+)

@@ -13,6 +13,7 @@ from transformers.utils import chat_template_utils
 
 from mlcpipe.errors import TemplateError, UsageError
 from mlcpipe.runtime.text.chat_template import MAX_SOURCE, ChatTemplate
+from tests.unit.text.chats import PARTS_ONLY
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -201,3 +202,13 @@ def test_wrong_templates_say_what_is_wrong(source: str, shown: str) -> None:
     with pytest.raises(TemplateError, match=shown) as caught:
         ChatTemplate(source).render([ASK])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["one", "turns", "parts"])
+def test_a_template_that_knows_only_parts_writes_texts(name: str) -> None:
+    """As SmolVLM's: of a text it would write nothing."""
+    texts = [
+        (m["role"], m["content"] if isinstance(m["content"], str) else "".join(part["text"] for part in m["content"]))
+        for m in CHATS[name]
+    ]
+    assert ChatTemplate(PARTS_ONLY).render(CHATS[name]) == "".join(f"{role}: {text}|" for role, text in texts)

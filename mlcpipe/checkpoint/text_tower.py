@@ -1,0 +1,120 @@
+"""The text model inside a model of pictures or sound: what config.json nests is laid open, the other towers left out.
+
+Published files have the text model's fields in `text_config` (those of Qwen2-VL beside `vision_config`) and its tensors
+after a prefix of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from mlcpipe.checkpoint.checkpoint import Checkpoint
+from mlcpipe.checkpoint.safetensors_reader import TensorInfo
+from mlcpipe.errors import ConfigError
+from mlcpipe.support.json_files import shown
+
+NESTED, PICTURES = "text_config", "vision_config"
+# What config.json calls the text model -> the family with the same layers.
+_FAMILIES: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+# The family of the text model of such a whole, if `text_config` does not say it.
+TOWERS: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "paligemma": "gemma",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "smolvlm": "llama",
+}
+# Defaults of transformers' classes, which nested configurations leave out.
+_SIZES: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+    },
+    "llama": {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "mistral": {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "qwen2": {
+        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+}  # fmt: skip
+_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.")
+_HEAD = "lm_head."
+_TOWERS = (
+    "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline",
+    "audio_tower.", "embed_vision.", "embed_audio.",
+)  # fmt: skip
+_OF_THE_WHOLE = ("quantization_config", "quantization", "eos_token_id", "bos_token_id")
+_TIED = "tie_word_embeddings"  # the whole decides
+
+
+def text_tower(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint of the text model alone; the same one where there is no other.
+
+    Raises ConfigError for a `text_config` that is no object, or none of a model that should have one.
+    """
+    config = text_config(checkpoint.config)
+    if config is checkpoint.config:
+        return checkpoint
+    tensors = {one.name: one for one in map(_renamed, checkpoint.tensors.values()) if one is not None}
+    if tensors and not any(name.startswith(_HEAD) for name in tensors):
+        config = {**config, _TIED: True}
+    return replace(checkpoint, config=config, tensors=MappingProxyType(dict(sorted(tensors.items()))))
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model; the same object where it is not inside another."""
+    whole, nested = config.get("model_type"), config.get(NESTED)
+    if nested is None and PICTURES not in config:
+        return config
+    if nested is None:
+        nested = {name: value for name, value in config.items() if not name.endswith(("_config", "_token_id"))}
+        nested.pop("architectures", None)
+        nested.pop("model_type")
+    if not isinstance(nested, dict):
+        raise ConfigError(NESTED, where="config.json", expected="an object", found=shown(nested))
+    own = nested.get("model_type") or TOWERS.get(str(whole), whole)
+    family = _FAMILIES.get(str(own), own)
+    outer = {name: config[name] for name in _OF_THE_WHOLE if name in config}
+    found = {**_SIZES.get(str(family), {}), **outer, **nested, "model_type": family}
+    found.pop("architectures", None)  # of the text model's class, which may be a base class
+    found |= {_TIED: config[_TIED]} if _TIED in config else {}
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(found.get(name), dict):
+            found[name] = _of_text(found[name])
+    return found
+
+
+def _of_text(rope: dict[str, Any]) -> dict[str, Any]:
+    """A rope dictionary without sections for pictures: text has three equal positions (Qwen2-VL, Wang et al. 2024)."""
+    plain = {name: value for name, value in rope.items() if name not in ("mrope_section", "mrope_interleaved")}
+    for name in ("type", "rope_type"):
+        if plain.get(name) == "mrope":
+            plain[name] = "default"
+    return plain
+
+
+def _renamed(tensor: TensorInfo) -> TensorInfo | None:
+    """A tensor under the name that the text model alone has for it; None for one of another tower."""
+    name = tensor.name
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return replace(tensor, name=f"model.{name.removeprefix(prefix)}")
+    if name.startswith(f"language_model.{_HEAD}"):
+        return replace(tensor, name=name.removeprefix("language_model."))
+    return None if name.removeprefix("model.").startswith(_TOWERS) else tensor

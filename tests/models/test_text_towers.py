@@ -1,0 +1,139 @@
+"""The text model inside models of pictures: its checkpoint is that of the text model alone, and so are its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the references are computed by torch")
+transformers = pytest.importorskip("transformers", reason="the references are transformers models")
+
+import mlcpipe
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.checkpoint.text_tower import text_config
+from mlcpipe.errors import ConfigError
+from mlcpipe.models import build_model
+from tests.conftest import QUICK, write_byte_tokenizer
+
+TEXT = {
+    "vocab_size": 304, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
+}  # fmt: skip
+VIT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN_VIT = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+}
+SIGLIP = {**VIT, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8}
+CLIP = {**SIGLIP, "model_type": "clip_vision_model"}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}}
+IDS = {f"{name}_token_id": 250 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))}
+GEMMA = {"num_hidden_layers": 6, "sliding_window": 8, "query_pre_attn_scalar": 16}
+# The whole's fields, and how published files name its text model's tensors where transformers 5 does otherwise.
+WHOLES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
+    "gemma3": (
+        {"text_config": {**TEXT, **GEMMA}, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
+        {"model.language_model.": "language_model.model.", "model.vision_tower.": "vision_tower."},
+    ),
+    "internvl": (
+        {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": {**VIT, "image_size": [32, 32], "patch_size": [8, 8]}},
+        {},
+    ),
+    "llava": (
+        {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": CLIP},
+        {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+    ),
+    "mistral3": (
+        {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": {**VIT, "model_type": "pixtral", "head_dim": 16, "image_size": 32, "patch_size": 4}},
+        {},
+    ),
+    "qwen2_5_vl": (
+        {"text_config": {**TEXT, **MROPE}, "vision_config": {**QWEN_VIT, "fullatt_block_indexes": [0]}, **IDS},
+        {"model.language_model.": "model.", "model.visual.": "visual."},
+    ),
+    "qwen3_vl": (
+        {"text_config": {**TEXT, **MROPE}, "vision_config": {**QWEN_VIT, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}, **IDS},
+        {},
+    ),
+    "smolvlm": (
+        {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": {**VIT, "image_size": 32, "patch_size": 8}, "scale_factor": 2},
+        {},
+    ),
+}  # fmt: skip
+
+
+def write_whole(model_type: str, folder: Path) -> Any:
+    """A random model of pictures, saved with published names; its weights' deviation lets its logits differ."""
+    from safetensors.torch import load_file, save_file
+
+    fields, names = WHOLES[model_type]
+    config = transformers.AutoConfig.for_model(model_type, **fields)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.15 + (parameter.dim() == 1))
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        prefix = next((one for one in names if name.startswith(one)), "")
+        tensors[names.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    save_file(tensors, file)
+    return model
+
+
+@pytest.mark.parametrize("model_type", WHOLES)
+@pytest.mark.full_cases("gemma3", "qwen3_vl", "mistral3")
+def test_tower_is_the_text_models_checkpoint(model_type: str, tmp_path: Path) -> None:
+    whole = write_whole(model_type, tmp_path / "whole")
+    text = whole.config.get_text_config()
+    found = open_checkpoint(tmp_path / "whole")
+    family = transformers.AutoConfig.for_model(found.config["model_type"])
+    known = {name: value for name, value in text.to_dict().items() if hasattr(family, name) and name != "model_type"}
+    known["tie_word_embeddings"] = whole.config.tie_word_embeddings
+    alone = transformers.AutoModelForCausalLM.from_config(type(family)(**known))
+    body = getattr(whole.model, "language_model", None)
+    alone.model.load_state_dict((whole.model.text_model if body is None else body).state_dict())
+    alone.lm_head.load_state_dict(whole.lm_head.state_dict())
+    alone.save_pretrained(tmp_path / "alone")
+    expected = open_checkpoint(tmp_path / "alone")
+    assert list(found.tensors) == list(expected.tensors)
+    for name in expected.tensors:
+        np.testing.assert_array_equal(found.read(name), expected.read(name), err_msg=name)
+    assert build_model(found.config).facts == build_model(expected.config).facts
+
+
+@pytest.mark.full
+def test_logits_are_those_of_the_whole(tmp_path: Path) -> None:
+    """Qwen3-VL: of text the three positions of its RoPE are equal."""
+    whole, tokens = write_whole("qwen3_vl", tmp_path / "whole"), list(range(3, 43))
+    write_byte_tokenizer(tmp_path / "whole")
+    with torch.no_grad():
+        expected = whole(torch.tensor([tokens])).logits[0].numpy()
+    mlcpipe.compile(tmp_path / "whole", target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    np.testing.assert_allclose(mlcpipe.Engine(tmp_path / "bundle").logits(tokens), expected, rtol=0, atol=1e-4)
+
+
+def test_sizes_that_the_file_leaves_out_are_those_of_transformers() -> None:
+    """As in the published files of Gemma 3 and LLaVA."""
+    for whole, text in (("gemma3", "gemma3_text"), ("llava", "llama"), ("mistral3", "mistral"), ("internvl", "qwen2")):
+        found = text_config({"model_type": whole, "text_config": {"model_type": text}, "vision_config": {}})
+        defaults = transformers.AutoConfig.for_model(text)
+        assert found == {
+            "model_type": text,
+            **{name: getattr(defaults, name) for name in found if name != "model_type"},
+        }
+
+
+def test_a_text_config_that_is_no_object_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"text_config in config.json; expected an object; found \[1\]"):
+        text_config({"model_type": "gemma3", "text_config": [1]})

@@ -48,10 +48,10 @@ class Stream:
         self._step_of_sample = max(1, rows * len(windows) // sample) if sample else 0
         self._layers = compile_layers(model, checkpoint, rows)
         self.norm = model.facts.num_layers
-        (norm,) = self._layers[self.norm].weights
         self._names = model.names
-        self.prefix = norm.sources[0][0].removesuffix(self.named("norm.weight"))
-        self.output = self.prefix + self.named("embed_tokens.weight")
+        tables = model.names.candidates("model.embed_tokens.weight")
+        self.output = next((name for name in tables if name in checkpoint.tensors), tables[0])
+        self.prefix = self.output.removesuffix(self.named("embed_tokens.weight"))
         table = checkpoint.read(self.output)
         if not model.facts.tied:
             self.output = model.names.published("lm_head.weight")

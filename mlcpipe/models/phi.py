@@ -40,4 +40,5 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return decoder(base, specs, lambda i: base.plain_mlp(bias=True), form=PARALLEL, ropes=[rope], head_bias=True)
 
 
+# Files of the first converters have q, k and v as one tensor.
 GGUF = GgufFamily("phi2", names={**ATTENTION, **PLAIN_MLP}, rope="partial")

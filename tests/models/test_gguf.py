@@ -30,6 +30,7 @@ from tests.models import kept, tiny
 from tests.models.variants import VARIANTS
 from tests.unit.checkpoint.gguf_files import write_gguf
 
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
 _OTHERS = {
     "llama": ("llama3_tied", "linear_bias", "yarn"),
     "phi3": ("longrope", "longrope_partial", "partial_window"),
@@ -61,6 +62,15 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
         # Gemma's norms are stored with 1 added, which rounds them.
         rounded = 1e-6 if case.model_type.startswith("gemma") and name.endswith("norm.weight") else 0.0
         np.testing.assert_allclose(found.read(name), np.squeeze(source.read(name)), rtol=0, atol=rounded, err_msg=name)
+
+
+def test_q_k_and_v_in_one_tensor(tmp_path: Path) -> None:
+    source = open_checkpoint(tiny.write_tiny(tiny.TinyCase("phi", "default"), tmp_path / "source", seed=kept.SEED))
+    files = [write_gguf(source, tmp_path / f"{fused}.gguf", Q8_0, fused=fused) for fused in (True, False)]
+    found, expected = map(open_checkpoint, files)
+    assert list(found.tensors) == list(expected.tensors)
+    for name in found.tensors:
+        np.testing.assert_array_equal(found.read(name), expected.read(name), err_msg=name)
 
 
 @pytest.mark.fast_cases("llama-Q4_0")
@@ -109,7 +119,7 @@ def test_experts_in_two_formats_are_stored_apart(tmp_path: Path) -> None:
 def test_logits_are_those_of_the_dequantized_checkpoint(model_type: str, tmp_path: Path) -> None:
     """Blocks of Q8_0, dequantized by the `gguf` package into safetensors, and the file itself, compiled in float32."""
     safetensors = pytest.importorskip("safetensors.numpy")
-    kind = gguf.GGMLQuantizationType.Q8_0
+    kind = Q8_0
     case = tiny.TinyCase(model_type, "default", kept.FIELDS.get(model_type, {}))
     folder = tiny.write_tiny(case, tmp_path / "source", seed=kept.SEED)
     source = open_checkpoint(folder)

@@ -185,6 +185,9 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         elif part in family.experts:
             pattern = f"model.layers.{layer}.{family.experts[part]}.{suffix}"
             yield from _unstacked(tensor, published(pattern), config)
+        elif part == "attn_qkv" and part not in family.names and "attn_q" in family.names and not family.interleaved:
+            for one, rows in _apart(tensor, heads["attn_q"], heads["attn_k"]):
+                yield _as(rows, published(f"model.layers.{layer}.{family.names[one]}.{suffix}"))
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
             add = -family.norm_offset if part.endswith("norm") else 0.0
@@ -198,6 +201,19 @@ def _as(tensor: TensorInfo, name: str, heads: int = 0, add: float = 0.0) -> Gguf
     if heads and tensor.shape[0] % (2 * heads):
         raise ConfigError(f"the rows of {name}", expected=f"a multiple of 2 * {heads} heads", found=tensor.shape[0])
     return GgufTensor(name, tensor.shape, tensor.dtype, tensor.file, tensor.offset, tensor.nbytes, heads, add)
+
+
+def _apart(tensor: TensorInfo, heads: int, kv_heads: int) -> Iterator[tuple[str, TensorInfo]]:
+    """The rows of q, of k and of v, which lie one after the other."""
+    size, rest = divmod(tensor.shape[0], heads + 2 * kv_heads)
+    if rest or not size:
+        expected = f"a multiple of {heads} + 2 * {kv_heads} heads"
+        raise ConfigError(f"the rows of {shown(tensor.name)}", expected=expected, found=tensor.shape[0])
+    begin, row = 0, tensor.nbytes // tensor.shape[0]
+    for name, count in (("attn_q", heads * size), ("attn_k", kv_heads * size), ("attn_v", kv_heads * size)):
+        shape, nbytes = (count, *tensor.shape[1:]), count * row
+        yield name, replace(tensor, shape=shape, offset=tensor.offset + begin, nbytes=nbytes)
+        begin += nbytes
 
 
 def _grouped(tensor: GgufTensor, heads: int, kv_heads: int) -> GgufTensor:

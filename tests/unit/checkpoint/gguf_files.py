@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,12 @@ def write_gguf(
     kind: gguf.GGMLQuantizationType = F32,
     pre: str = "",
     up: gguf.GGMLQuantizationType | None = None,
+    fused: bool = False,
     **split: int,
 ) -> Path:
     """`source` as llama.cpp's conversion writes it: matrices in `kind`, experts' up in `up`, vectors in float32.
+
+    With `fused` q, k and v are one tensor, as the first converters wrote them.
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
@@ -77,7 +80,7 @@ def write_gguf(
     else:
         add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, values in _stacked(source, family):
+    for name, values in _fused(_stacked(source, family)) if fused else _stacked(source, family):
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert renamed is not None, name
         renamed += ".weight" if name.endswith("sinks") else ""
@@ -235,6 +238,17 @@ def _llama3_factors(table: dict[str, Any], theta: float, dim: int) -> NDArray[np
         smooth = min(max((original / wavelength - low) / (high - low), 0), 1)
         factors.append(1 / ((1 - smooth) / factor + smooth))
     return np.array(factors, np.float32)
+
+
+def _fused(tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """The same with q, k and v of a layer as one tensor, named as its q was in Phi 2."""
+    found, parts = dict(tensors), ("q_proj", "k_proj", "v_proj")
+    for name, values in found.items():
+        if ".q_proj." in name:
+            joined = np.concatenate([found[name.replace("q_proj", part)] for part in parts])
+            yield "transformer.h.{}.mixer.Wqkv.{}".format(name.split(".")[2], name.split(".")[-1]), joined
+        elif not any(f".{part}." in name for part in parts):
+            yield name, values
 
 
 def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDArray[np.float32]]]:

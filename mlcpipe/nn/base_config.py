@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.attention_spec import AttentionSpec
+from mlcpipe.nn.attention_spec import SLOPE_DIMS, AttentionSpec
 from mlcpipe.nn.config import Fields, check_architecture, layer_windows, rope_table
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.mlp import GatedMLP, PlainMLP, activation
@@ -94,7 +94,7 @@ class BaseConfig:
             "hidden_size": self.hidden_size,
             "num_heads": self.num_heads,
             "num_kv_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
+            "head_dim": self.head_dim + (SLOPE_DIMS if options.get("slopes") else 0),
             "norm_of": self.norm,
         }
         return AttentionSpec(**given | options)

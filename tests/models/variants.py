@@ -73,6 +73,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "partial_window": {**_rope("default", partial_rotary_factor=0.5), "sliding_window": 8},
     },
+    "bloom": {"six_heads": {"n_head": 6, "hidden_size": 96, "tie_word_embeddings": False, "vocab_size": 163}},
     "falcon": {
         "new": {"new_decoder_architecture": True, "bias": True, "tie_word_embeddings": False, "activation": "relu"},
         "sequential": {
@@ -166,6 +167,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
         "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    },
+    "mpt": {
+        "clipped": {
+            "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.4},
+            "n_heads": 6,
+            "d_model": 96,
+            "vocab_size": 163,
+            "tie_word_embeddings": False,
+        },
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
     "mixtral": {

@@ -15,6 +15,7 @@ from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.calibration.layer import LayerFunction, compile_layers
 from mlcpipe.errors import CheckpointError, CompileError
 from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.sequence import ScheduledRequest
@@ -56,15 +57,25 @@ class Stream:
         if not model.facts.tied:
             self.output = model.names.published("lm_head.weight")
         self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]
-        if model.model.embedding_norm is not None:
-            raise CompileError(f"no calibration of {model.facts.model_type}", found="a norm after the embedding")
         if model.model.embed_positions is not None:
             at, vectors = model.model.first, checkpoint.read(self.prefix + self.named("embed_positions.weight"))
             self.hidden = [x + vectors[at : at + rows] for x in self.hidden]
+        if model.model.embedding_norm is not None:
+            self.hidden = [self._normalized(x, model, checkpoint) for x in self.hidden]
         pages = -(-rows // PAGE)
         sequence = Tokens(0, ScheduledRequest(tuple(windows[0]), 1), [array("i", range(pages))], [0])
         sequence.next_slot = 0 if slot_bytes(model.states()) else -1
         self._step = tvm.runtime.tensor(StepBuffer().fill([Span(sequence, 0, rows)]))
+
+    def _normalized(self, x: Array, model: CausalLM, checkpoint: Checkpoint) -> Array:
+        norm = model.model.embedding_norm
+        if not isinstance(norm, LayerNorm) or norm.bias is None:
+            raise CompileError(f"no calibration of {model.facts.model_type}", found="a norm after the embedding")
+        names = (self.prefix + self.named(f"embedding_norm.{part}") for part in ("weight", "bias"))
+        weight, bias = map(checkpoint.read, names)
+        centred = x - x.mean(axis=1, keepdims=True)
+        normalized: Array = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + np.float32(norm.eps))
+        return normalized * weight + bias
 
     def named(self, name: str) -> str:
         """The checkpoint's name, without the prefix, of a tensor of the model."""

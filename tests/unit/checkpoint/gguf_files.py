@@ -81,7 +81,8 @@ def write_gguf(
         add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in _fused(_stacked(source, family)) if fused else _stacked(source, family):
-        renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        both = (name, name.removeprefix("transformer."))  # the conversion of BLOOM leaves the prefix out
+        renamed = next(filter(None, (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in both)), None)
         assert renamed is not None, name
         renamed += ".weight" if name.endswith("sinks") else ""
         if values.ndim > 1 and kind != F32 and not name.endswith(("bias", "conv.conv.weight")):
@@ -161,12 +162,13 @@ def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json with Llama's names of the fields that all families have."""
     defaults = defaults_of(config)
     found = config | {usual: config[own] for usual, own in defaults.names.items() if config.get(own) is not None}
-    return {"intermediate_size": defaults.expansion * found["hidden_size"]} | found
+    width = defaults.expansion * found["hidden_size"]
+    return {"intermediate_size": width, "max_position_embeddings": defaults.positions} | found
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
     """`gate`: the matrix of an MLP whose width is not in config.json."""
-    heads = config["num_attention_heads"]
+    heads, kind = config["num_attention_heads"], config["model_type"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -177,11 +179,13 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
     layer_norms = defaults_of(config).norm.kind == "layer"
     (writer.add_layer_norm_eps if layer_norms else writer.add_layer_norm_rms_eps)(config["rms_norm_eps"])
+    if kind == "mpt":
+        writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
+        writer.add_clamp_kqv(config["attn_config"]["clip_qkv"] or 0.0)
     if config.get("use_parallel_residual") is not None:
         writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    kind = config["model_type"]
     if kind in ("mixtral", "qwen3_moe", "gpt_oss"):
         writer.add_expert_count(config.get("num_local_experts", config.get("num_experts")))
         writer.add_expert_used_count(config["num_experts_per_tok"])

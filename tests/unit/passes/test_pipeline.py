@@ -26,6 +26,7 @@ from tir_schedules.op import op_of, tag
 from tir_schedules.rule import rules_in
 
 FAMILIES = model_types()
+USUAL = ("bloom", "falcon", "gemma2", "gpt_oss", "lfm2", "mixtral", "phi")  # for each form of layers one
 SIZES: Mapping[str, Any] = {
     "vocab_size": 99,
     "hidden_size": 48,
@@ -61,7 +62,8 @@ def test_every_family_and_scheme_is_here() -> None:
 
 
 @pytest.mark.parametrize(("family", "scheme"), RUNS)
-@pytest.mark.fast_cases("mixtral-q4f32_1", "gemma2-q0f16", "qwen2-q8f32_0")
+@pytest.mark.fast_cases(*(f"{family}-{scheme}" for family, scheme in RUNS if family in ("mixtral", "gemma2", "qwen2")))
+@pytest.mark.full_cases(*(f"{family}-{scheme}" for family, scheme in RUNS[: len(SCHEMES)]))
 def test_pipeline_is_well_formed_after_every_pass(family: str, scheme: str) -> None:
     state = pipeline.run(exported(family, scheme), *pipeline.SHARED, pipeline.SCHEDULE, check=True)
     assert_scheduled(state)
@@ -114,7 +116,8 @@ def test_the_kind_of_rows_follows_from_the_function() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.fast_cases(*(f"llama-{scheme}" for scheme in SCHEMES), *(f"{family}-q4f16_1" for family in FAMILIES))
+@pytest.mark.fast_cases(*(f"llama-{scheme}" for scheme in SCHEMES), *(f"{family}-q4f16_1" for family in USUAL))
+@pytest.mark.full_cases(*(f"{family}-q4f16_1" for family in FAMILIES))
 def test_hot_kernels_never_fall_back(family: str, scheme: str) -> None:
     """Every family with every scheme, through the passes that choose operations and the rules that schedule them."""
     state = pipeline.run(of_layer(family, scheme), pipeline.MODEL, pipeline.SCHEDULE)

@@ -79,7 +79,7 @@ def memory(work: Path, options: argparse.Namespace) -> list[Row]:
     """The most private memory of a process whose context is full, beside the plan of `doctor`."""
     program = work / "native-program"
     write_program(find_cxx(), env().cache_dir, None, program)
-    bundle = prepare_bundle(_checkpoint(work, options.model), target="cpu")
+    bundle = prepare_bundle(_checkpoint(work, options.model), target="cpu", quantization="q4f16_1")
     context = 2048
     given = ["-m", str(bundle), "--context", str(context), "--json"]
     plan = json.loads(subprocess.run([program, "doctor", *given], capture_output=True, check=True).stdout)
@@ -101,7 +101,7 @@ def memory(work: Path, options: argparse.Namespace) -> list[Row]:
 
 def text(work: Path, options: argparse.Namespace) -> list[Row]:
     """Encoding Python's help, English, in one thread beside `tokenizers`; opening the tokenizer."""
-    bundle = prepare_bundle(target="cpu")
+    bundle = prepare_bundle(target="cpu", quantization="q4f16_1")
     library = ctypes.CDLL(str(shared_library(find_cxx(), env().cache_dir)))
     engine = ctypes.c_uint64()
     if library.mlcpipe_open(str(bundle).encode(), None, ctypes.byref(engine)):
@@ -142,7 +142,7 @@ def kotlin(work: Path, _: argparse.Namespace) -> list[Row]:
     """From `open` to the first token of the demo model, in C and in Kotlin, whose process runs several: the median."""
     if not KOTLIN.is_dir() or shutil.which("javac") is None:
         raise UsageError("the part kotlin", expected="a JDK, and npm ci --prefix tests/native/android")
-    bundle, library = prepare_bundle(target="cpu"), shared_library(find_cxx(), env().cache_dir)
+    bundle, library = prepare_bundle(target="cpu", quantization="q4f16_1"), shared_library(find_cxx(), env().cache_dir)
     jar, classes = work / "scenarios.jar", [*CLASSES, work / "scenarios.jar"]
     compile_kotlin([*plain_kotlin(), *kotlin_files(SCENARIOS)], jar)
     link_jni(work / "libmlcpipe.so", env().cache_dir)
@@ -166,7 +166,7 @@ def loop(work: Path, options: argparse.Namespace) -> list[Row]:
     """The runtime's own loop, and TVM's virtual machine with the kernels, a token: median time and heap allocations."""
     program = work / "native-loop"
     write_loop_program(find_cxx(), env().cache_dir, program)
-    bundle = prepare_bundle(_checkpoint(work, options.model), target="cpu")
+    bundle = prepare_bundle(_checkpoint(work, options.model), target="cpu", quantization="q4f16_1")
     costs = loop_costs(program, bundle, _TOKENS, _SEQUENCES)
     rows = [(f"{one.answer}: own loop", one.own_us, one.own_allocations) for one in costs]
     rows += [(f"{one.answer}: TVM and kernels", one.model_us, one.model_allocations) for one in costs]

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from filelock import FileLock
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlcpipe import devices
 from mlcpipe.errors import TargetError, UsageError, naming
-from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
+from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, GPTQ, LOCAL_TARGET
 from mlcpipe.support.env import env
 from mlcpipe.support.files import local_path
 from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import Progress, SilentProgress, console_progress
 
 if TYPE_CHECKING:
+    from mlcpipe.bundle.memory import Need
     from mlcpipe.checkpoint import Checkpoint
     from mlcpipe.checkpoint.preview import Download
+    from mlcpipe.compiler.automatic import Place
     from mlcpipe.runtime.engine import Engine
 
 _SOURCES = (".py", ".toml", ".json", ".c", ".cuh", ".metal")
@@ -34,12 +34,16 @@ def load(
     device: str = AUTO,
     quantization: str | None = None,
     *,
+    best: bool = False,
     target: str | None = None,
     kv_cache_dtype: str | None = None,
     context_length: int | None = None,
     threads: int | None = None,
     adapter: str | Path | None = None,
     context_shift: bool = False,
+    draft: Literal["lookup", "off"] | None = None,
+    draft_model: str | Path | None = None,
+    draft_head: str | None = None,
     progress: Progress | bool = True,
 ) -> Engine:
     """Load a model and return an engine. A checkpoint is compiled on first use and kept in the cache.
@@ -49,9 +53,10 @@ def load(
             `ollama://name[:tag]`, a checkpoint folder, a GGUF file, a bundle folder, or None for the demo model that
             comes with mlcpipe.
         device: `cpu`, `vulkan`, `vulkan:1`, `cuda` or `metal`. `auto` runs a bundle on the device it was compiled for
-            and a checkpoint on the CPU.
-        quantization: how a checkpoint's weights are stored, as in `mlcpipe.compile`; None is q4f16_1, and keep for a
+            and a checkpoint on a GPU that holds it and was measured to be clearly faster than the CPU, else on the CPU.
+        quantization: how a checkpoint's weights are stored, as in `mlcpipe.compile`; None is q4f16_m, and keep for a
             quantized checkpoint.
+        best: quantize a checkpoint as well as its bits allow, in minutes: method gptq of `mlcpipe.compile`.
         target: what a checkpoint is compiled for; None is the best target for the device.
         kv_cache_dtype: how a checkpoint's bundle keeps keys and values, as in `mlcpipe.compile`.
         context_length: maximum tokens of prompt and answer together; None is the most that the model and memory
@@ -59,6 +64,9 @@ def load(
         threads: threads of the CPU kernels; None is MLCPIPE_THREADS or the number of physical cores.
         adapter: folder of a LoRA adapter that PEFT saved, for all answers.
         context_shift: answer beyond the context; see `Engine`.
+        draft: how next tokens are guessed; see `Engine`. None is "off" without a draft model or head.
+        draft_model: a smaller model with the same tokens that drafts, named as `model` is.
+        draft_head: folder or `hf://` name of an EAGLE-3 head or Medusa heads, which the checkpoint is compiled with.
         progress: receives reports on downloading, compiling and loading; True shows a bar in a terminal or a notebook,
             False nothing.
 
@@ -73,14 +81,21 @@ def load(
     """
     from mlcpipe import Engine
 
+    if draft_head is not None and (draft == "off" or draft_model is not None):
+        raise UsageError("draft_head", expected="no draft model, and drafts", found=draft_head)
     with _shown(progress) as shown:
-        bundle = prepare_bundle(
-            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, adapters=adapter is not None,
-            progress=shown,
-        )  # fmt: skip
+        prepare = partial(
+            prepare_bundle, quantization=quantization, best=best, kv_cache_dtype=kv_cache_dtype, progress=shown
+        )
+        bundle = prepare(model, device, target=target, adapters=adapter is not None, draft_head=draft_head)
+        drafts = None
+        if draft_model is not None:
+            beside = _device_of(bundle) if device == AUTO and target is None else device
+            drafts = prepare(draft_model, beside, target=target)
         return Engine(
             bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
-            context_shift=context_shift, progress=shown,
+            context_shift=context_shift, draft=draft or ("lookup" if draft_head is not None else None),
+            draft_model=drafts, progress=shown,
         )  # fmt: skip
 
 
@@ -105,6 +120,7 @@ def prepare_bundle(
     device: str = AUTO,
     quantization: str | None = None,
     *,
+    best: bool = False,
     target: str | None = None,
     kv_cache_dtype: str | None = None,
     adapters: bool = False,
@@ -113,6 +129,7 @@ def prepare_bundle(
     runs_here: bool = True,
     task: str = ANY,
     context: int | None = None,
+    chosen: Callable[[Place], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """The bundle that `load` opens: a bundle unchanged, or a checkpoint compiled once and cached.
@@ -122,9 +139,12 @@ def prepare_bundle(
     `draft_head` compiles it with a draft head, as in `mlcpipe.compile`; a bundle is an error.
     `quick` is as there; `runs_here` is false if a browser or another machine runs the bundle.
     `task` is one of `mlcpipe.support.defaults`, `context` the asked one: a checkpoint that does not do that is refused
-    before it is downloaded or compiled.
+    before it is downloaded or compiled. `chosen` receives the choice of `auto` for a checkpoint; without it the
+    progress gets a note of the choice, if there is a GPU.
     Raises the errors of `load`.
     """
+    from mlcpipe.compiler.automatic import Place
+
     progress = progress or SilentProgress()
     if device != AUTO:
         devices.kind_name(device)
@@ -134,24 +154,39 @@ def prepare_bundle(
             "a bundle takes no draft head", where=given,
             next_step="give the checkpoint, or compile it with --draft-head; the server then uses it automatically",
         )  # fmt: skip
+    if given is not None and best:
+        raise UsageError(
+            "--best has no effect on a bundle, whose weights are quantized already", where=given,
+            next_step="leave it out, or give the checkpoint",
+        )  # fmt: skip
     if given is not None:
         _check_bundle(given, target, quantization, kv_cache_dtype, adapters)
         _check_bundle_task(given, task, model_title(model))
         return given
     kv_cache_dtype = kv_cache_dtype or AUTO
-    check_names(target or LOCAL_TARGET, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype)
-    if runs_here or target is None:
-        target = _target_here(device, target)  # before the work: does the device exist?
-    wanted = Wanted(target, quantization, kv_cache_dtype, adapters, quick, runs_here, task, context)
-    return _compiled(model, draft_head, wanted, progress)
+    check_names(target or LOCAL_TARGET, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype)
+    place = None
+    if target is not None and not runs_here:
+        place = Place(target)
+    elif target is not None or device != AUTO or not runs_here:
+        place = Place(_target_here(device, target))  # before the work: does the device exist?
+    if runs_here:
+        _check_variant(LOCAL_TARGET if place is None else place.target)
+    wanted = Wanted(quantization, best, kv_cache_dtype, adapters, quick, runs_here, task, context)
+    bundle, place = _compiled(model, draft_head, wanted, place, progress)
+    if chosen is not None and place.why:
+        chosen(place)
+    elif place.saw_gpu:
+        progress.note(f"compiled for {place.target}: {place.why}")
+    return bundle
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The bundle of a checkpoint: the arguments of `prepare_bundle`."""
 
-    target: str
     quantization: str | None
+    best: bool
     kv_cache_dtype: str
     adapters: bool
     quick: bool
@@ -159,27 +194,55 @@ class Wanted:
     task: str
     context: int | None
 
-    def check(self, title: str, folder: Path, checkpoint: Checkpoint, download: Download | None) -> None:
-        """Raise the error that compiling for a bundle in `folder` would end in, as far as headers tell."""
+    @property
+    def method(self) -> str | None:
+        """How the numbers of weights are chosen."""
+        return GPTQ if self.best else None
+
+    def judge(self, target: str, checkpoint: Checkpoint, download: Download | None, **purpose: Any) -> Need:
+        """What it takes. Raises the error that compiling for a purpose would end in, as far as headers tell."""
         from mlcpipe.compiler.preflight import Purpose  # needs TVM: not for a cached bundle
 
-        purpose = Purpose(
-            self.target, self.quantization, self.kv_cache_dtype, self.task, self.context, folder, self.runs_here, title
+        asked = Purpose(
+            target, self.quantization, self.kv_cache_dtype, context=self.context, method=self.method, **purpose
         )
-        purpose.check(checkpoint, download)
+        return asked.judge(checkpoint, download)
+
+    def needs(
+        self, target: str, checkpoint: Checkpoint, download: Download | None, bundles: Sequence[Path] = ()
+    ) -> Iterator[Need]:
+        """Estimates for a target. That of a bundle comes first: `bundles` are the one for the target, and another."""
+        found = next((bundle for bundle in bundles if is_bundle(bundle)), None)
+        if found is not None:
+            from mlcpipe.bundle import read_manifest
+            from mlcpipe.bundle.memory import need_of
+
+            yield need_of(read_manifest(found, check_abi=False), self.context)
+        if found is None or found != bundles[0]:
+            yield self.judge(target, checkpoint, download, useful=True)
 
 
-def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, progress: Progress) -> Path:
-    """The cached bundle of a checkpoint, which is downloaded and compiled if necessary."""
+def _compiled(
+    model: str | Path | None, draft_head: str | None, wanted: Wanted, place: Place | None, progress: Progress
+) -> tuple[Path, Place]:
+    """The cached bundle of a checkpoint, downloaded and compiled if necessary, and its place: chosen if None."""
+    from filelock import FileLock
+
     from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import with_draft_head
+    from mlcpipe.compiler.automatic import choose
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.support.resources import demo_model_path
 
     cache, title = env().cache_dir, model_title(model)
     private_folder(cache / "bundles")  # a cache that cannot be is known before the work
-    check = functools.partial(wanted.check, title, cache / "bundles")
+
+    def check(checkpoint: Checkpoint, download: Download | None) -> None:
+        found = place or choose(lambda target: wanted.needs(target, checkpoint, download), progress)
+        purpose = {"task": wanted.task, "disk": cache / "bundles", "runs_here": wanted.runs_here, "title": title}
+        wanted.judge(found.target, checkpoint, download, **purpose)
+
     path = demo_model_path() if model is None else resolve(model, progress, check=check)
     head = None if draft_head is None else resolve(draft_head, progress)
     with naming(title, path):
@@ -187,27 +250,37 @@ def _compiled(model: str | Path | None, draft_head: str | None, wanted: Wanted, 
         if head is not None:
             checkpoint = with_draft_head(checkpoint, head)
         quantization = checkpoint.quantization(wanted.quantization)
-        names = (wanted.target, recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters)
-        bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
+        names = (recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters,
+                 *["best"] * wanted.best)  # fmt: skip
+        parts = (checkpoint.content_hash(cache / "hashes"), _source_hash(), *names)
+
+        def bundle_for(target: str) -> Path:
+            return cache / "bundles" / _cache_key(target, *parts)
+
+        def needs(target: str) -> Iterator[Need]:
+            return wanted.needs(target, checkpoint, None, [bundle_for(target), bundle_for(LOCAL_TARGET)])
+
+        place = place or choose(needs, progress)
+        bundle = bundle_for(place.target)
     if is_bundle(bundle):
         _check_bundle_task(bundle, wanted.task, title)
         record_use(cache, typed_name(model), bundle.name)
-        return bundle
+        return bundle, place
     with naming(title, path, checkpoint.folder):
         check(checkpoint, None)
-        progress.note(f"compiling {title} for {wanted.target}, {quantization}; later starts reuse the result")
+        progress.note(f"compiling {title} for {place.target}, {quantization}; later starts reuse the result")
         locks = private_folder(cache / "locks")
         with FileLock(locks / bundle.name):  # a second process waits for the first one's bundle
             if not is_bundle(bundle):
                 import mlcpipe
 
                 mlcpipe.compile(
-                    checkpoint.path, target=wanted.target, quantization=quantization,
+                    checkpoint.path, target=place.target, quantization=quantization,
                     kv_cache_dtype=wanted.kv_cache_dtype, adapters=wanted.adapters, draft_head=head, output=bundle,
-                    quick=wanted.quick, progress=progress,
+                    method=wanted.method, quick=wanted.quick, progress=progress,
                 )  # fmt: skip
     record_use(cache, typed_name(model), bundle.name)
-    return bundle
+    return bundle, place
 
 
 def _check_bundle_task(bundle: Path, task: str, title: str) -> None:
@@ -300,6 +373,26 @@ def _target_here(device: str, target: str | None) -> str:
     return target
 
 
+def _device_of(bundle: Path) -> str:
+    """The kind of device that a bundle was compiled for."""
+    from mlcpipe.bundle import read_manifest
+
+    return devices.kind_of(read_manifest(bundle, check_abi=False).target.variants[0])
+
+
+def _check_variant(target: str) -> None:
+    """Raise UsageError if MLCPIPE_CPU_VARIANT names no variant of a target for CPUs."""
+    from mlcpipe.targets import compiled_variants, load_target
+
+    described, wanted = load_target(target), env().cpu_variant
+    names = [variant.name for variant in compiled_variants(described)]
+    if wanted is not None and described.backend == "cpu" and wanted not in names:
+        raise UsageError(
+            "MLCPIPE_CPU_VARIANT names no variant of the target", where=target, expected=", ".join(names),
+            found=repr(wanted)[:80], next_step="unset it, or name one of these",
+        )  # fmt: skip
+
+
 def _check_bundle(
     path: Path, target: str | None, quantization: str | None, kv_cache_dtype: str | None, adapters: bool
 ) -> None:
@@ -327,13 +420,13 @@ def _check_bundle(
             )
 
 
-def _cache_key(content: str, target: str, *names: str) -> str:
+def _cache_key(target: str, *names: str) -> str:
     from mlcpipe.host.cpu import cpu_model
     from mlcpipe.host.cpu_features import host_features
     from mlcpipe.host.versions import versions
 
     description = Path(target).read_text(encoding="utf-8", errors="replace") if target.endswith(".toml") else target
-    parts = [content, description, *names, cpu_model(), sorted(host_features()), versions(), _source_hash()]
+    parts = [description, *names, cpu_model(), sorted(host_features()), versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

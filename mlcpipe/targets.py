@@ -19,6 +19,7 @@ from mlcpipe.support.resources import targets_path
 from mlcpipe.support.toml_files import read_toml
 
 MAX_BYTES = 1 << 16
+_NEXT = "docs/targets/boards.md has one that works"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 Knobs = Mapping[str, int | str]
@@ -141,7 +142,7 @@ def _elsewhere() -> dict[str, str]:
 
 
 def _merged(path: Path, depth: int) -> dict[str, Any]:
-    values = read_toml(path, MAX_BYTES, TargetError, "target file")
+    values = read_toml(path, MAX_BYTES, TargetError, "target file", _NEXT)
     base = values.pop("base", None)
     if base is None:
         return values
@@ -156,7 +157,7 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
     if "name" in values:
-        raise TargetError("target file has an unknown key", where=path, found="name")
+        raise TargetError("target file has an unknown key", where=path, found="name", next_step=_NEXT)
     try:
         target = TypeAdapter(Target).validate_python({"tuned": name, **values, "name": name})
     except ValidationError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 from mlcpipe.errors import TargetError
@@ -34,6 +33,8 @@ def commit() -> str:
 
 def check_tvm() -> None:
     """Raise TargetError unless the pinned versions are installed: others crash without a message."""
+    from importlib import metadata
+
     for package, pinned in PINNED.items():
         try:
             installed = metadata.version(package)

@@ -25,6 +25,7 @@ from mlcpipe.support.json_files import Items, Table, read_json_object, validated
 from tir_schedules.sampling import SIGNATURES, sampling_names
 
 MANIFEST = "mlcpipe.json"
+_WEIGHTS_OF_CHECKPOINTS = ("model.safetensors", "model.safetensors.index.json")
 FORMAT_VERSION = 4
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_MANIFEST_VALUES = 200_000  # a model of 405 billion parameters has 2,000 parameters and 6,400 shards: 60,000
@@ -370,6 +371,11 @@ def read_manifest(directory: Path, *, check_abi: bool = True) -> Manifest:
             expected="a directory",
             next_step=f"make one with: {_command(directory, {})}",
         )
+    if not path.exists() and any((directory / name).exists() for name in _WEIGHTS_OF_CHECKPOINTS):
+        raise BundleError(
+            "the folder has a checkpoint, not a bundle", where=directory, expected=MANIFEST,
+            next_step=f"compile it: mlcpipe compile {shell_word(directory)} -o BUNDLE",
+        )  # fmt: skip
     content = read_json_object(
         path,
         limit=MAX_MANIFEST_BYTES,

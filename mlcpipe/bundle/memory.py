@@ -13,6 +13,8 @@ from tir_schedules.step_layout import PAGE
 # tokenizer with 128,000 tokens.
 _RUN_BYTES = 16 << 20
 _TOKENIZER_BYTES = 384
+MIN_CONTEXT = 512  # tokens that memory must hold where nobody asks for a number
+USEFUL_CONTEXT = 4096  # tokens for which a device must have room to be taken automatically
 _HELPERS = 7  # threads in addition to the one that runs the model
 _CHECKPOINT_SHARE = 4  # slots may take a quarter of the pages' memory
 
@@ -34,6 +36,33 @@ class Units:
         return sum((self.slots if one.kind == "slot" else count[one.window]) * one.unit_bytes for one in states)
 
 
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a model takes at least: its weights, `read` of them for each decoded token; the states of `context`
+    tokens; everything else.
+
+    Workspaces and scratch, which are known once a model is compiled, are not among them.
+    """
+
+    weights: int
+    read: int
+    states: int
+    running: int
+    context: int
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return self.weights + self.states + self.running
+
+
+def need_of(manifest: Manifest, context: int | None) -> Need:
+    """What a bundle takes with a conversation of `context` tokens, or a useful one, or of as many as it has."""
+    plan, tokens = manifest.memory_plan, min(context or USEFUL_CONTEXT, manifest.model.context_length)
+    states = one_sequence(manifest, tokens).nbytes(manifest.states)
+    return Need(plan.weights_bytes, plan.weights_read, states, least_running_bytes(manifest.model.vocab_size), tokens)
+
+
 def pages_at_once(window: int, tokens: int, chunk: int) -> int:
     """Pages that a sequence of `tokens` tokens needs at once, computed in chunks of `chunk` rows."""
     count = -(-tokens // PAGE)
@@ -42,30 +71,35 @@ def pages_at_once(window: int, tokens: int, chunk: int) -> int:
 
 def one_sequence(manifest: Manifest, context: int) -> Units:
     """The units of a single conversation of `context` tokens, with a page for a copy of a shared one."""
-    return _units(manifest, context, context + PAGE, 1)
+    return conversation_units(manifest.states, manifest.model.prefill_chunk, manifest.model.max_batch, context)
+
+
+def conversation_units(states: Sequence[State], chunk: int, max_batch: int, context: int) -> Units:
+    """`one_sequence` of a model with such states, prefill chunks of so many tokens and batches of so many sequences."""
+    return _units(states, chunk, max_batch, context, context + PAGE, 1)
 
 
 def many_sequences(manifest: Manifest, context: int, tokens: int) -> Units:
     """The units of many sequences of up to `context` tokens each, and `tokens` together."""
-    return _units(manifest, context, tokens, -(-tokens // context))
+    model = manifest.model
+    return _units(manifest.states, model.prefill_chunk, model.max_batch, context, tokens, -(-tokens // context))
 
 
-def _units(manifest: Manifest, context: int, tokens: int, sequences: int) -> Units:
+def _units(states: Sequence[State], chunk: int, max_batch: int, context: int, tokens: int, sequences: int) -> Units:
     """Pages for `tokens` tokens in the first group.
 
     Other groups, with a window, have the pages that `sequences` sequences of the whole context need at once, and for
     each a window more, for prefixes. Slots are two for each sequence, which a step reads and writes, and as many for
     checkpoints as a share of the pages' memory holds.
     """
-    model, states = manifest.model, manifest.states
     pages, groups = -(-tokens // PAGE), []
     for group, window in enumerate(windows_of(states)):
-        most = pages_at_once(window, context, model.prefill_chunk) + -(-window // PAGE)
+        most = pages_at_once(window, context, chunk) + -(-window // PAGE)
         groups.append(min(pages, sequences * most) if group else pages)
     slots, each = 0, slot_bytes(states)
     if each:
         share = Units(tuple(groups)).nbytes(states) // _CHECKPOINT_SHARE // each
-        slots = min(3 * model.max_batch, max(2 * sequences + 2, share))
+        slots = min(3 * max_batch, max(2 * sequences + 2, share))
     return Units(tuple(groups), slots)
 
 
@@ -89,8 +123,12 @@ def running_bytes(manifest: Manifest) -> int:
     """
     model, plan = manifest.model, manifest.memory_plan
     workspaces = plan.workspace_bytes.values()
-    vocabulary = model.vocab_size * (2 * 4 + _TOKENIZER_BYTES)
     scratch = [one.scratch.caller + _HELPERS * one.scratch.helper for one in manifest.target.variants if one.scratch]
     if scratch:
-        return sum(workspaces) + max(scratch) + vocabulary + _RUN_BYTES
-    return 2 * max(workspaces, default=0) + plan.attention_bytes + vocabulary + _RUN_BYTES
+        return sum(workspaces) + max(scratch) + least_running_bytes(model.vocab_size)
+    return 2 * max(workspaces, default=0) + plan.attention_bytes + least_running_bytes(model.vocab_size)
+
+
+def least_running_bytes(vocab_size: int) -> int:
+    """The part of `running_bytes` that is known before a model is compiled: all but workspaces and scratch."""
+    return vocab_size * (2 * 4 + _TOKENIZER_BYTES) + _RUN_BYTES

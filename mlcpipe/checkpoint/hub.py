@@ -84,8 +84,8 @@ def parse_spec(spec: str) -> HubModel:
 
 
 def resolve(
-    spec: str | Path, progress: Progress, *, check: Check | None = None, cache_dir: Path | None = None,
-    endpoint: str | None = None,
+    spec: str | Path, progress: Progress, *, check: Check | None = None, weights: bool = True,
+    cache_dir: Path | None = None, endpoint: str | None = None,
 ) -> Path:  # fmt: skip
     """The checkpoint for `spec`: a path unchanged, Ollama's file, or an `hf://` model, downloaded if needed.
 
@@ -93,7 +93,8 @@ def resolve(
     the GGUF file that it names, with its parts; never code or pickles. An interrupted download resumes, even in a later
     call. Every file is checked against the hash that the hub lists, also those that another program put into the
     cache. When the hub is unreachable, a complete copy in the cache is used.
-    `check` is called with what is known of a model before its weights are downloaded, and may refuse it.
+    `check` is called with what is known of a model before its weights are downloaded, and may refuse it. Without
+    `weights` nothing is downloaded after that.
     `cache_dir` and `endpoint` default to huggingface_hub's (HF_HOME, HF_ENDPOINT).
 
     Raises DownloadError (missing package, hub or model, damaged content), ResourceError (disk full) and
@@ -130,8 +131,8 @@ def resolve(
                 ) from error
             progress.stage(f"cannot reach the hub, using the cached copy of {model}")
             return copy
-        path = _Snapshot(model, listing, cache, repo, endpoint).download(progress, check)
-    if cache_dir is None:
+        path = _Snapshot(model, listing, cache, repo, endpoint).download(progress, check, weights)
+    if cache_dir is None and weights:
         record_use(env().cache, str(model).replace("@main", "", 1), "")
     return path
 
@@ -173,7 +174,7 @@ class _Snapshot:
                 raise _invalid_response(model, f"file {shown(sibling)}")
             self._listed[sibling["rfilename"]] = sibling
 
-    def download(self, progress: Progress, check: Check | None) -> Path:
+    def download(self, progress: Progress, check: Check | None, weights: bool) -> Path:
         """Fetches what is missing, small files first, and returns the snapshot's folder, or its GGUF file."""
         if self._model.tag:
             files = self._gguf_files()
@@ -181,6 +182,8 @@ class _Snapshot:
                 progress.stage(f"check the header of {self._model}")
                 with gguf_preview([self._remote(name) for name in files], self._model) as preview:
                     self._check(check, preview, missing)
+                if not weights:
+                    return self._folder / files[0]
             path = self._fetch(files, "download weights", progress) / files[0]
             self._remember_revision()
             return path
@@ -193,12 +196,12 @@ class _Snapshot:
         folder = self._fetch(
             [name for name in small if name in self._listed or name == CONFIG], "download tokenizer", progress
         )
-        weights = (
-            [SINGLE_FILE] if SINGLE_FILE in self._listed else sorted(set(read_weight_map(folder / INDEX).values()))
-        )
-        if check is not None and (missing := self._missing(weights)):
+        shards = [SINGLE_FILE] if SINGLE_FILE in self._listed else sorted(set(read_weight_map(folder / INDEX).values()))
+        if check is not None and (missing := self._missing(shards)):
             self._check(check, config_preview(folder), missing)
-        self._fetch(weights, "download weights", progress)
+            if not weights:
+                return folder
+        self._fetch(shards, "download weights", progress)
         self._remember_revision()
         return folder
 

@@ -13,6 +13,7 @@ from mlcpipe.support.files import HUB_PART, HUB_SCHEME, OLLAMA_SCHEME
 from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 ADAPTER = "adapter_config.json"  # of PEFT
+_CONVERT = "convert them to safetensors: transformers' model.save_pretrained(folder)"
 _WEIGHTS = f"{SINGLE_FILE} or {INDEX}"
 _MAX_ADAPTER_BYTES = 1 << 20
 _SHOWN_FILES = 3
@@ -30,10 +31,17 @@ _FORMAT = re.compile(r"[-.]([A-Za-z]+[0-9]\w*)(?:-\d{5}-of-\d{5})?\.gguf")
 def no_path(path: Path) -> CheckpointError:
     """The error for a path that does not exist, or for a file that is no model."""
     if path.exists():
+        advice = "give a folder or a GGUF file, or type hf://org/name to download a model"
+        if path.with_name(CONFIG).exists():
+            advice = "give the folder that the file is in"
+        elif path.suffix == ".safetensors":
+            advice = f"put {CONFIG} and tokenizer.json of its model beside it, and give the folder"
+        elif path.suffix in PICKLES:
+            advice = f"pickles are refused: {_CONVERT}"
         return CheckpointError(
             "not a checkpoint folder", where=shown_path(path), found="a file",
             expected=f"a folder with {CONFIG} and {SINGLE_FILE}, or a GGUF file",
-            next_step="give the folder that the file is in" if path.with_name(CONFIG).exists() else None,
+            next_step=advice,
         )  # fmt: skip
     name = suggested_name(path.as_posix())
     advice = f"to use that model, type {name}" if name else "check the path, or type hf://org/name to download a model"
@@ -128,7 +136,7 @@ def _pickles(folder: Path, names: list[str]) -> CheckpointError | None:
     return CheckpointError(
         "pickled weights are refused: loading them can run arbitrary code", where=shown_path(folder),
         expected=_WEIGHTS, found=_some(files),
-        next_step="convert them to safetensors: transformers' model.save_pretrained(folder)",
+        next_step=_CONVERT,
     )  # fmt: skip
 
 

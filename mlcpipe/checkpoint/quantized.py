@@ -32,7 +32,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @property
     def quantized_as(self) -> str | None:
-        return self.method if any(True for _ in self._coded()) else None
+        return self.method if not self.tensors or any(True for _ in self._coded()) else None
 
     @property
     def keeps_all(self) -> bool:

@@ -81,9 +81,7 @@ def read_header(path: Path) -> tuple[TensorInfo, ...]:
         with path.open("rb") as file:
             prefix = file.read(8)
             if len(prefix) < 8:
-                raise CheckpointError(
-                    "truncated safetensors file", where=where, expected="at least 8 bytes", found=f"{size}"
-                )
+                raise _truncated(where, "at least 8 bytes", size)
             if prefix == LFS_START[:8]:
                 raise CheckpointError("a pointer of Git LFS, not the weights", where=where, next_step=LFS_ADVICE)
             (length,) = struct.unpack("<Q", prefix)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.cli.options import CheckpointArgument, DeviceOption, JsonOption, QuantizationOption, TargetOption
+from mlcpipe.cli.options import (
+    BestOption,
+    CheckpointArgument,
+    DeviceOption,
+    JsonOption,
+    QuantizationOption,
+    TargetOption,
+)
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
 from mlcpipe.errors import UsageError
 from mlcpipe.host.finding import byte_size
@@ -64,6 +71,7 @@ def pull_command(
     model: CheckpointArgument,
     target: TargetOption = None,
     quantization: QuantizationOption = None,
+    best: BestOption = False,
     device: DeviceOption = AUTO,
 ) -> None:
     """Download and compile a model, so that a later `mlcpipe chat` with the same options starts at once.
@@ -75,13 +83,14 @@ def pull_command(
     `mlcpipe pull hf://Qwen/Qwen3-0.6B --device vulkan --quantization q8f16_1`
     """
     with console_progress(stderr_console()) as progress:
-        bundle = prepare_bundle(model, device, quantization, target=target, task=SERVE, progress=progress)
+        bundle = prepare_bundle(model, device, quantization, best=best, target=target, task=SERVE, progress=progress)
     from mlcpipe.bundle import read_manifest
     from mlcpipe.support.generated import shell_word
 
     verb, text = ("chat", "") if read_manifest(bundle).model.embedding is None else ("embed", ' "a text"')
     options = {"device": None if device == AUTO else device, "target": target, "quantization": quantization}
     words = [f"--{name} {shell_word(value)}" for name, value in options.items() if value is not None]
+    words += ["--best"] * best
     say(stdout_console(), f"Now type:  {' '.join(['mlcpipe', verb, shell_word(model), *words])}{text}")
 
 

@@ -11,6 +11,7 @@ import typer
 
 from mlcpipe.cli.bits import check_bits, recipe_of_bits
 from mlcpipe.cli.options import (
+    BestOption,
     BitsOption,
     BitsTextOption,
     CalibrationOption,
@@ -24,6 +25,7 @@ from mlcpipe.cli.options import (
     OverwriteOption,
     QuantizationOption,
     check_at_least_one,
+    method_of_best,
 )
 from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
@@ -31,7 +33,15 @@ from mlcpipe.errors import UsageError, naming
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names, check_runs_here
 from mlcpipe.support.atomic import check_early
-from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, NO_CALIBRATION, QUALITY_TOKENS, SERVE
+from mlcpipe.support.defaults import (
+    ANY,
+    AUTO,
+    DEFAULT_QUANTIZATION,
+    DEFAULT_TARGET,
+    NO_CALIBRATION,
+    QUALITY_TOKENS,
+    SERVE,
+)
 from mlcpipe.support.progress import ConsoleProgress, Progress, console_progress
 
 if TYPE_CHECKING:
@@ -46,6 +56,7 @@ def compile_command(
     target: CompileTargetOption = DEFAULT_TARGET,
     quantization: QuantizationOption = None,
     method: MethodOption = None,
+    best: BestOption = False,
     calibration: CalibrationOption = None,
     bits_per_weight: BitsOption = None,
     bits_text: BitsTextOption = None,
@@ -55,6 +66,10 @@ def compile_command(
         bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, chosen at run time.")
     ] = False,
     draft_head: DraftHeadOption = None,
+    no_tokenizer: Annotated[
+        bool,
+        typer.Option("--no-tokenizer", help="The bundle takes token ids alone: the checkpoint needs no tokenizer."),
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Link for browsers in seconds, not a minute; the library is twice as large.")
     ] = False,
@@ -79,6 +94,8 @@ def compile_command(
 
     `mlcpipe compile hf://Qwen/Qwen3-0.6B --quantization q8f16_1 --context 4096 -o qwen3-q8`
 
+    `mlcpipe compile ./Qwen3-0.6B --best -o qwen3-best`
+
     `mlcpipe compile ./Qwen3-0.6B --bits-per-weight 4.8 -o qwen3-mixed`
 
     `mlcpipe compile ./Qwen3-0.6B --target webgpu --quantization auto -o qwen3-web`
@@ -86,14 +103,15 @@ def compile_command(
     `mlcpipe compile ./Qwen3-0.6B --quantization q3f16_1 --require "kld<=0.1,top1>=0.9" -o qwen3-small`
     """
     check_at_least_one(context=context, tokens=tokens)
+    method = method_of_best(best, method)
     target = target or DEFAULT_TARGET
     from mlcpipe.bundle import MANIFEST, read_manifest
 
     check_early(output, MANIFEST if overwrite else "")
-    check_names(target, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype or AUTO)
+    check_names(target, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype or AUTO)
     check_bits(bits_per_weight, bits_text, quantization)
     import mlcpipe
-    from mlcpipe.checkpoint import resolve
+    from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.compiler.preflight import Purpose
     from mlcpipe.quality.requirements import parse_requirements
 
@@ -104,8 +122,13 @@ def compile_command(
         raise UsageError(f"--{'text' if text else 'tokens'} has no effect", next_step="use it with --require")
     check_texts(calibration, bits_text, text)
     with console_progress(stderr_console()) as progress:
-        purpose = Purpose(target, quantization, kv_cache_dtype or AUTO, SERVE, disk=output, title=model)
+        task = ANY if no_tokenizer else SERVE
+        purpose = Purpose(
+            target, quantization, kv_cache_dtype or AUTO, task, context, output, title=model, method=method
+        )
         checkpoint = resolve(model, progress, check=purpose.check)
+        with naming(model, checkpoint):
+            purpose.check(open_checkpoint(checkpoint))
         head = None if draft_head is None else resolve(draft_head, progress)
         check = (
             _quality_check(checkpoint, requirements, text, tokens or QUALITY_TOKENS, progress) if requirements else None

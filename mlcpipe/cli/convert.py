@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from mlcpipe.cli.options import (
+    BestOption,
     CalibrationOption,
     CheckpointArgument,
     CompileTargetOption,
     MethodOption,
     OverwriteOption,
     QuantizationOption,
+    method_of_best,
 )
 from mlcpipe.cli.terminal import say, stderr_console, stdout_console
 from mlcpipe.errors import naming
@@ -30,6 +32,7 @@ def convert_command(
     target: CompileTargetOption = DEFAULT_TARGET,
     quantization: QuantizationOption = None,
     method: MethodOption = None,
+    best: BestOption = False,
     calibration: CalibrationOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -45,14 +48,14 @@ def convert_command(
     """
     import mlcpipe
     from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
-    from mlcpipe.checkpoint import resolve
+    from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.compiler.preflight import Purpose
 
-    target = target or DEFAULT_TARGET
+    target, method = target or DEFAULT_TARGET, method_of_best(best, method)
     check_early(output, TENSOR_CACHE if overwrite else "")
-    check_names(target, quantization or DEFAULT_QUANTIZATION)
+    check_names(target, DEFAULT_QUANTIZATION if quantization is None else quantization)
     with console_progress(stderr_console()) as progress:
-        purpose = Purpose(target, quantization, disk=output, title=model)
+        purpose = Purpose(target, quantization, disk=output, title=model, method=method)
         checkpoint = resolve(model, progress, check=purpose.check)
         with naming(model, checkpoint):
             made = mlcpipe.convert(
@@ -60,4 +63,4 @@ def convert_command(
                 calibration=calibration, overwrite=overwrite, progress=progress,
             )  # fmt: skip
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
-    say(stdout_console(), f"{made}: {byte_size(size)}, {quantization or DEFAULT_QUANTIZATION}")
+    say(stdout_console(), f"{made}: {byte_size(size)}, {open_checkpoint(checkpoint).quantization(quantization)}")

@@ -12,7 +12,7 @@ import typer
 
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
 from mlcpipe.compiler.link import linker_finding
-from mlcpipe.errors import CompileError, MlcpipeError
+from mlcpipe.errors import CompileError, MlcpipeError, UsageError
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.host.cpu import core_counts
 from mlcpipe.host.finding import Finding, byte_size
@@ -33,20 +33,41 @@ def doctor_command(
     bandwidth: Annotated[
         bool, typer.Option("--bandwidth", help="Measure how fast the memory can be read (a second or two).")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Say instead whether and how this model runs: a checkpoint folder, a GGUF file or hf://org/name.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check this computer: packages, targets, memory, GPUs. What is missing comes with a command to get it.
 
     The first line is the verdict. The exit code is 0 if models can be compiled for the CPU and run, else 1.
 
+    With --model: what the model is and does, why it is refused if it is, the memory that each quantization takes, what
+    `--device auto` compiles for, and how many tokens a second the memory allows. Weights are not downloaded. The exit
+    code is 0 if the model runs, else 1.
+
     Examples:
 
     `mlcpipe doctor`
 
+    `mlcpipe doctor --model hf://Qwen/Qwen3-0.6B`
+
     `mlcpipe doctor --bandwidth --json`
     """
+    if bandwidth and model is not None:
+        raise UsageError("--bandwidth measures the computer, not a --model", next_step="leave one of them out")
     findings = [*_packages()]
     broken = next((finding for finding in findings if finding.state != "ok"), None)
+    if model is not None and broken is None:
+        from mlcpipe.cli.doctor_model import doctor_model
+
+        if not doctor_model(model, as_json=as_json):
+            raise typer.Exit(1)
+        return
     findings += _machine(bandwidth)
     if broken is None:
         from mlcpipe.devices import gpu_kinds

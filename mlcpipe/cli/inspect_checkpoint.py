@@ -14,7 +14,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names
 from mlcpipe.support.atomic import atomic_write
-from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
+from mlcpipe.support.defaults import ANY, DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP, SERVE
 from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
@@ -43,13 +43,15 @@ def inspect_checkpoint(asked: Asked) -> None:
     check_names(target, asked.quantization or DEFAULT_QUANTIZATION)
     _check_output(asked.output)
     from mlcpipe.checkpoint import open_checkpoint, resolve
+    from mlcpipe.compiler.preflight import Purpose
     from mlcpipe.quality.matrices import stored_matrices
     from mlcpipe.quantization.packing import method_of
     from mlcpipe.quantization.recipe import load_recipe
     from mlcpipe.targets import load_target
 
     with console_progress(stderr_console(), lasting=False) as progress:
-        checkpoint = open_checkpoint(resolve(asked.model, progress))
+        purpose = Purpose(target, asked.quantization, task=ANY if asked.bits is None else SERVE, title=asked.model)
+        checkpoint = open_checkpoint(resolve(asked.model, progress, check=purpose.check))
         if asked.bits is None:
             recipe, how = load_recipe(checkpoint.quantization(asked.quantization)), ""
         else:

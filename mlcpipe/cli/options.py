@@ -13,7 +13,7 @@ import typer
 
 from mlcpipe.cli.chat.settings import KNOBS, Knob, Settings
 from mlcpipe.errors import UsageError
-from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, KEEP, NO_CALIBRATION, OWN_CALIBRATION
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, GPTQ, KEEP, NO_CALIBRATION, OWN_CALIBRATION
 from mlcpipe.support.files import local_path
 
 Options = TypeVar("Options")
@@ -35,9 +35,9 @@ CompileTargetOption = Annotated[str, typer.Option(help=TARGET_HELP)]
 QuantizationOption = Annotated[
     str | None,
     typer.Option(
-        help="How to store the weights: q3f16_1, q4f16_1, q4f16_k, q8f16_1, q0f16 and others; a recipe.toml that "
-        "`mlcpipe inspect` wrote; keep, as the checkpoint has them; or auto: q4f16_m, for webgpu with a library for "
-        "GPUs with float16 added. "
+        help="How to store the weights: q3f16_1, q4f16_1, q4f16_m, q8f16_1, q0f16 and others; a recipe.toml that "
+        "`mlcpipe inspect` wrote; keep, as the checkpoint has them; or auto: the default, for webgpu with a library "
+        "for GPUs with float16 added. "
         f"(default: {DEFAULT_QUANTIZATION}; {KEEP} for a quantized checkpoint)"
     ),
 ]
@@ -46,6 +46,13 @@ MethodOption = Annotated[
     typer.Option(
         help="How to choose the numbers of a quantization: search, the scales of least error; awq and gptq, better "
         "and in minutes; rtn, as MLC-LLM does. (default: search for 3 and 4 bits)"
+    ),
+]
+BestOption = Annotated[
+    bool,
+    typer.Option(
+        "--best",
+        help="Quantize as well as the bits allow: --method gptq, in minutes. It says beforehand how many.",
     ),
 ]
 CalibrationOption = Annotated[
@@ -78,7 +85,7 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         help="Where to run: cpu, vulkan (the best GPU), vulkan:1 (the next), cuda or metal; auto is the device that a "
-        "bundle was compiled for, and the CPU for a checkpoint."
+        "bundle was compiled for, and for a checkpoint a GPU that holds it and is clearly faster, else the CPU."
     ),
 ]
 ContextOption = Annotated[int | None, typer.Option(help="The longest chat, in tokens. (default: the model's)")]
@@ -109,6 +116,13 @@ def bundle_folder(text: str) -> Path:
     if path is None:
         raise UsageError("a bundle is a folder", found=text, next_step="make one with: mlcpipe compile")
     return path
+
+
+def method_of_best(best: bool, method: str | None) -> str | None:
+    """The method of --best and --method. Raises UsageError for both."""
+    if best and method is not None:
+        raise UsageError("--best and --method both choose the method", found=method, next_step="leave one out")
+    return GPTQ if best else method
 
 
 def check_at_least_one(**options: int | None) -> None:

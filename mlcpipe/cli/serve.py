@@ -14,17 +14,16 @@ from mlcpipe.cli.serve_embeddings import loaded_embedder, manifest_of, say_ready
 from mlcpipe.cli.serve_options import DEFAULT_ADAPTER_RANKS, ServeOptions
 from mlcpipe.cli.serve_replicas import check_on_host, check_ray, serve_replicas, threads_of_each
 from mlcpipe.cli.terminal import say, stderr_console
+from mlcpipe.devices import kind_of
 from mlcpipe.errors import UsageError, last_line
 from mlcpipe.loading import engine_device, is_bundle, prepare_bundle
-from mlcpipe.support.defaults import SERVE
+from mlcpipe.support.defaults import AUTO, SERVE
 from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME, read_bounded
 from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
-    from mlcpipe.runtime.loading import LoadedBundle
-    from mlcpipe.runtime.text.tokenizer import Tokenizer
     from mlcpipe.server.run import Loaded, LoadedEmbedder
 
 _MAX_WARM_BYTES = 4 << 20
@@ -115,16 +114,19 @@ def serve_command(options: ServeOptions) -> None:
 
 def _prepare(options: ServeOptions) -> Bundles:
     """Download, convert and compile what is not a bundle yet."""
-    device = options.device
+    automatic = options.device == AUTO and options.target is None
+    device = "cpu" if automatic and options.ray is not None else options.device  # replicas share its weights
     with console_progress(stderr_console()) as progress:
         prepare = partial(
             prepare_bundle, quantization=options.quantization, target=options.target,
             kv_cache_dtype=options.kv_cache_dtype, progress=progress,
         )  # fmt: skip
         own = prepare(
-            options.model, device, adapters=options.with_adapters, draft_head=options.draft_head, task=SERVE,
-            context=options.context,
+            options.model, device, best=options.best, adapters=options.with_adapters, draft_head=options.draft_head,
+            task=SERVE, context=options.context,
         )  # fmt: skip
+        if automatic and (options.draft_model or options.semantic_cache):
+            device = kind_of(manifest_of(own).target.variants[0])  # whose memory is divided among all
         drafts = None if options.draft_model is None else prepare(options.draft_model, device)
         encoder = None
         if options.semantic_cache is not None:
@@ -159,19 +161,6 @@ def _warm(loaded: Loaded, texts: Iterable[str], namespaces: Iterable[str]) -> No
                 raise event.error
 
 
-def _draft_model(path: Path, bundle: LoadedBundle, tokenizer: Tokenizer, device: str | None) -> LoadedBundle:
-    """The bundle of a draft model. Raises UsageError."""
-    from mlcpipe.bundle import read_manifest
-    from mlcpipe.runtime.loading import load_bundle
-    from mlcpipe.runtime.serving.draft_model import check_pair
-    from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
-
-    context = min(bundle.context_length, read_manifest(path).model.context_length)
-    smaller = load_bundle(path, context, bundle.threads, device)
-    check_pair(tokenizer, open_tokenizer(path))
-    return smaller
-
-
 def _load(
     options: ServeOptions, bundles: Bundles, names: tuple[str, ...], texts: Iterable[str], namespaces: Iterable[str]
 ) -> Loaded:
@@ -179,6 +168,7 @@ def _load(
     from mlcpipe import Embedder
     from mlcpipe.runtime.loading import load_bundle
     from mlcpipe.runtime.serving.adapters import read_packed
+    from mlcpipe.runtime.serving.open_drafts import open_draft_model
     from mlcpipe.runtime.serving.open_engine import open_engine
     from mlcpipe.runtime.stated_sampling import bundle_sampling
     from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
@@ -190,7 +180,7 @@ def _load(
 
     device, threads = engine_device(options.device), options.threads
     bundle, tokenizer = load_bundle(bundles.own, options.context, threads, device), open_tokenizer(bundles.own)
-    smaller = None if bundles.drafts is None else _draft_model(bundles.drafts, bundle, tokenizer, device)
+    smaller = None if bundles.drafts is None else open_draft_model(bundles.drafts, bundle, tokenizer, device)
     manifest = bundle.manifest
     about = {
         "model_type": manifest.model.model_type,

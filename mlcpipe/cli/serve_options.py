@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from mlcpipe.cli.options import (
+    BestOption,
     ContextOption,
     ContextShiftOption,
     DeviceOption,
@@ -150,6 +151,7 @@ class ServeOptions:
     threads: ThreadsOption = None
     target: TargetOption = None
     quantization: QuantizationOption = None
+    best: BestOption = False
     kv_cache_dtype: KvCacheDtypeOption = None
 
     @cached_property

@@ -23,6 +23,7 @@ def chat_in_browser(
     target: str | None,
     quantization: str | None,
     *,
+    best: bool,
     port: int | None,
     show: bool,
     given: Mapping[str, object],
@@ -33,6 +34,7 @@ def chat_in_browser(
         model: as `mlcpipe.load` takes it.
         target: a target for browsers; None is the usual one.
         quantization: None is `auto`.
+        best: quantize as well as the bits allow.
         port: of 127.0.0.1; None is the usual one.
         show: whether to open a browser.
         given: options of the chat in the terminal, as the user wrote them, with their values.
@@ -49,7 +51,7 @@ def chat_in_browser(
 
     console = stderr_console()
     page = page_folder(lambda line: say(console, line, style="dim"))
-    bundle = _bundle(model, target, quantization, console)
+    bundle = _bundle(model, target, quantization, best, console)
     title = model_title(model) if model is None else Path(model.rpartition("@")[0] or model).name
     # The files come from this disk, so the page need not ask before a download.
     site = assemble_site(page, [bundle], title=title[:1].upper() + title[1:], autostart=True)
@@ -74,14 +76,15 @@ def _check_for_browsers(model: str | None, target: str | None) -> None:
         check_bundles([bundle])
 
 
-def _bundle(model: str | None, target: str | None, quantization: str | None, console: Console) -> Path:
+def _bundle(model: str | None, target: str | None, quantization: str | None, best: bool, console: Console) -> Path:
     given = bundle_of(model)
     if given is None:
         target, quantization = target or devices.browser_target(), quantization or AUTO
-    elif target is None and quantization is None:
+    elif target is None and quantization is None and not best:
         return given  # any TVM may be installed here: the library has its own
     with console_progress(console) as progress:
         # The library comes from this disk: its size matters less than a minute of linking.
         return prepare_bundle(
-            model, quantization=quantization, target=target, quick=True, runs_here=False, task=CHAT, progress=progress
-        )
+            model, quantization=quantization, best=best, target=target, quick=True, runs_here=False, task=CHAT,
+            progress=progress,
+        )  # fmt: skip

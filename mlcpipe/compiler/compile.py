@@ -17,6 +17,7 @@ from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.compiler.backends import backend_of, find_writer
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
+from mlcpipe.compiler.calibration.duration import expected_duration
 from mlcpipe.compiler.calibration.quantize import calibrated
 from mlcpipe.compiler.calibration.text import CalibrationText, calibration_text
 from mlcpipe.compiler.export import with_metadata
@@ -27,11 +28,12 @@ from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.errors import ConfigError
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
+from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.packing import method_of
-from mlcpipe.quantization.recipe import QuantizationRecipe
+from mlcpipe.quantization.recipe import QuantizationRecipe, block_columns
 from mlcpipe.support import debug
 from mlcpipe.support.atomic import atomic_directory
-from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
+from mlcpipe.support.defaults import AUTO, DEFAULT_TARGET, GPTQ, KEEP, UNIFORM_QUANTIZATION
 from mlcpipe.support.progress import Progress, SilentProgress
 from mlcpipe.targets import Variant, load_target
 from mlcpipe.weights.convert import check_memory, convert_weights, quantized
@@ -63,8 +65,8 @@ def compile(
             architecture: one library with a variant for each instruction set; `cpu-native` on this machine.
         quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q4f16_k q4f16_m q3f16_1; a recipe, or
             the path of its .toml file, gives each matrix its own; keep stores every matrix as the checkpoint has it;
-            auto is q4f16_m, plus one library for each companion of the target (webgpu has one for GPUs with
-            float16). Default: keep for weights that are quantized already, else q4f16_1.
+            auto is the default, plus one library for each companion of the target (webgpu has one for GPUs with
+            float16). Default: keep for weights that are quantized already, else q4f16_m.
         context_length: tokens of context to serve. Default: config.json's.
         method: search finds the scales of 3- and 4-bit codes that leave the least error; rtn takes the largest
             magnitude of a group, as MLC-LLM does; awq scales up columns whose errors matter; gptq lets columns
@@ -84,7 +86,7 @@ def compile(
     Raises an error of `mlcpipe.errors` that says what, where and what to do.
     """
     progress = progress or SilentProgress()
-    purpose = Purpose(target, quantization, kv_cache_dtype, disk=Path(output), title=str(checkpoint))
+    purpose = Purpose(target, quantization, kv_cache_dtype, disk=Path(output), title=str(checkpoint), method=method)
     source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
     if draft_head is not None:
         source = with_draft_head(source, resolve(draft_head, progress))
@@ -95,6 +97,7 @@ def compile(
     job = lower(source, described, quantization, context_length, kv_cache_dtype, adapters=adapters)
     method = method_of(job.scheme, method, job.schemes)
     text = calibration_text(method, calibration)
+    _announce(job, method, progress)
     fitted_to = (*source.fitted_to, job.plan.text_sha256, text.sha256 if text else "")
     if job.tokenizer is None:
         progress.note("the checkpoint has no tokenizer: the bundle takes token ids, and `mlcpipe chat` refuses it")
@@ -131,7 +134,7 @@ def compile_code(checkpoint: Path, *, target: str, output: Path) -> Path:
     """
     described = load_target(target)
     writer = find_writer(described, quick=False)
-    job = lower(open_checkpoint(checkpoint), described, DEFAULT_QUANTIZATION)
+    job = lower(open_checkpoint(checkpoint), described, UNIFORM_QUANTIZATION)
     with atomic_directory(output) as folder:
         libraries, files = _write_libraries([job], folder, writer, SilentProgress())
         write_manifest(folder, manifest(libraries, files, writer, ()))
@@ -155,13 +158,14 @@ def convert(
     `method` and `calibration` are as in `compile`. `overwrite` replaces a folder that holds a `tensor-cache.json`.
     """
     progress = progress or SilentProgress()
-    purpose = Purpose(target, quantization, disk=Path(output), title=str(checkpoint))
+    purpose = Purpose(target, quantization, disk=Path(output), title=str(checkpoint), method=method)
     source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
     quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
     job = lower(source, load_target(target), quantization)
     method = method_of(job.scheme, method, job.schemes)
     text = calibration_text(method, calibration)
+    _announce(job, method, progress)
     check_memory(job.state.weights)
     replaces = TENSOR_CACHE if overwrite else ""
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=_needed_bytes(job)) as folder:
@@ -199,6 +203,20 @@ def _quantization(
     elif quantization == KEEP and not source.keeps_all:
         progress.note(f"some weights of {source.quantized_as} are rounded a second time: no kernel reads their form")
     return quantization
+
+
+def _announce(job: Job, method: str, progress: Progress) -> None:
+    """Note matrices that a scheme's block format cannot hold, and how long gptq will take."""
+    matrices = [weight for weight in job.state.weights if weight.kind == "scheme"]
+    left = [weight for weight in matrices if job.scheme.mixed and weight.scheme == job.scheme]
+    if left:
+        rows = ", ".join(str(k) for k in sorted({weight.shape[-1] for weight in left}))
+        progress.note(
+            f"{len(left)} of {len(matrices)} matrices are stored as {UNIFORM_QUANTIZATION}: {job.scheme.blocks} needs "
+            f"rows of a multiple of {block_columns(SCHEMES[job.scheme.blocks])} numbers, and theirs have {rows}"
+        )
+    if method == GPTQ:
+        progress.note(expected_duration(job.state.weights))
 
 
 def _needed_bytes(job: Job) -> int:

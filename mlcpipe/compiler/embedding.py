@@ -9,7 +9,7 @@ from typing import Any
 from mlcpipe.bundle import EmbeddingInfo
 from mlcpipe.bundle.manifest import relative_path
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.encoders import encoder_types
+from mlcpipe.encoders import encoder_of
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
 from mlcpipe.support.files import read_bounded
@@ -38,7 +38,7 @@ def embedding_info(checkpoint: Checkpoint) -> EmbeddingInfo | None:
     sentence-transformers. Raises ConfigError for broken files, and for modules that are not supported.
     """
     config, folder = checkpoint.config, checkpoint.folder
-    encoder = config.get("model_type") in encoder_types()
+    encoder = encoder_of(config) is not None
     dimensions = Fields(config).integer("hidden_size", 768) if encoder else 0
     types = encoder and Fields(config).integer("type_vocab_size", 1) > 1
     if encoder and "ForSequenceClassification" in str(config.get("architectures")):

@@ -90,7 +90,7 @@ def lower(
     model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype, encoder=encoder, draft_head=head)
     if adapters and embedding is not None:
         raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
-    context, chunk = _lengths(model, target, checkpoint, context)
+    context, chunk = lengths(model, target, checkpoint, context)
     tokenizer = _tokenizer(checkpoint, encoder) if like is None else like.tokenizer
     variants = compiled_variants(target)
     no_tokens = () if tokenizer is None else tokenizer.missing_ids(model.facts.vocab_size)
@@ -137,7 +137,7 @@ def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationRec
     return tuple(stored(part, plan.scheme, layout) for weight in weights for part in weight.parts or (weight,))
 
 
-def _lengths(model: LanguageModel, target: Target, checkpoint: Checkpoint, wanted: int | None) -> tuple[int, int]:
+def lengths(model: LanguageModel, target: Target, checkpoint: Checkpoint, wanted: int | None) -> tuple[int, int]:
     """Tokens of the context, or of the longest text, and of a chunk."""
     if not isinstance(model, TextEncoder):
         context = context_length(model, target, wanted)

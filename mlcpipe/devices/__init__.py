@@ -74,7 +74,7 @@ def open_device(variant: VariantInfo, spec: str | None) -> Device:
 
     Raises UsageError for an unsuitable device, TargetError if there is no suitable one.
     """
-    name = _kind_of(variant)
+    name = kind_of(variant)
     asked = (spec or name).partition(":")[0]
     if asked != name and asked in kinds():
         raise UsageError(
@@ -86,7 +86,8 @@ def open_device(variant: VariantInfo, spec: str | None) -> Device:
     return device
 
 
-def _kind_of(variant: VariantInfo) -> str:
+def kind_of(variant: VariantInfo) -> str:
+    """The kind of device that runs the code of a variant. Raises TargetError if there is none."""
     wanted = variant.tvm_facts.get("kind")
     for name in kinds():
         if wanted == kind(name).TVM_KIND:

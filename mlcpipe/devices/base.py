@@ -60,6 +60,11 @@ class Device:
         """Its name in tuning records."""
         return record_name(self.name)
 
+    @property
+    def is_hardware(self) -> bool:
+        """Whether it is a device of its own, not a driver that computes on the CPU."""
+        return True
+
     def free_memory(self) -> FreeMemory:
         """Free memory for weights and KV cache."""
         raise NotImplementedError
@@ -161,7 +166,10 @@ def record_name(name: str) -> str:
 
 
 class Kind(Protocol):
-    """A kind's module. One for browsers also names their usual target in `BROWSER_TARGET`."""
+    """A kind's module. One for browsers also names their usual target in `BROWSER_TARGET`.
+
+    One of GPUs also has `GPUS_OF`, the values of sys.platform where it may be.
+    """
 
     TVM_KIND: str  # of TVM's targets
     TITLE: str  # for people, after "the bundle runs on"
@@ -171,6 +179,12 @@ class Kind(Protocol):
 
     def findings(self) -> Iterable[Finding]:
         """The lines of `mlcpipe doctor`. Raises TargetError as `devices` does."""
+
+    def hardware(self) -> str:
+        """Only of kinds with `GPUS_OF`: the GPUs and their driver as the system shows them at once, "" for none.
+
+        Nothing is loaded or compiled for that. Raises TargetError where `auto` takes no such GPU.
+        """
 
     def choose(self, spec: str | None = None) -> Device:
         """The device that `--device` names, None the first. Raises UsageError, and TargetError if there is none."""

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from mlcpipe.devices.support.step_recorder import StepRecorder
 from mlcpipe.errors import TargetError
 from mlcpipe.host.finding import Finding, byte_size
 from mlcpipe.host.memory import FreeMemory
+from mlcpipe.host.proc import system_text
 from mlcpipe.support.env import env
 from mlcpipe.targets import load_targets
 
@@ -33,6 +35,9 @@ _CUDART = {
 }
 _DRIVER = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 _ADVICE = "install NVIDIA's driver 580 or newer"
+# What only NVIDIA's driver makes: on PCs, on Jetson, in the Linux of Windows.
+_SIGNS = ("dev/nvidiactl", "dev/nvhost-gpu", "usr/lib/wsl/lib/libcuda.so.1")
+_ABOUT = ("version", "gpus/*/information")  # of proc/driver/nvidia
 _OF_CUDA, _NO_MEMORY = ("CUDA",), ("out of memory", "OUT_OF_MEMORY")
 
 
@@ -109,6 +114,15 @@ def devices() -> tuple[Device, ...]:
     if not found:
         raise TargetError("there is no CUDA device", next_step=f"nvidia-smi says what the driver sees; {_ADVICE}")
     return tuple(found)
+
+
+def hardware(root: Path = Path("/")) -> str:
+    """The driver and its GPUs. `root` is the folder that has dev and proc."""
+    if sys.platform == "win32":
+        return find_library("nvcuda") or ""
+    found = [sign for sign in _SIGNS if (root / sign).exists()]
+    texts = [path for name in _ABOUT for path in sorted((root / "proc/driver/nvidia").glob(name))] if found else []
+    return "\n".join([*found, *map(system_text, texts)])
 
 
 def choose(spec: str | None = None) -> Device:

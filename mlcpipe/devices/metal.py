@@ -85,6 +85,11 @@ def devices() -> tuple[Device, ...]:
     return tuple(found)
 
 
+def hardware() -> str:
+    """Raises TargetError: the user decides to try what has run on no Mac."""
+    raise TargetError("mlcpipe's kernels have not run on a Mac's GPU yet", next_step="--device metal tries them")
+
+
 def choose(spec: str | None = None) -> Device:
     """The device that `--device` names, None the first. Raises UsageError, and TargetError where there is none."""
     return base.choose_from("metal", spec, devices)

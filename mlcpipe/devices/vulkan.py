@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from mlcpipe.devices import base
@@ -15,6 +16,7 @@ from mlcpipe.devices.support import driver_check, tvm_runtime, vulkan_plugin
 from mlcpipe.errors import MlcpipeError, ResourceError, TargetError
 from mlcpipe.host.finding import Finding, byte_size
 from mlcpipe.host.memory import FreeMemory, free_memory
+from mlcpipe.host.proc import system_text
 from mlcpipe.targets import Target, load_targets
 
 TVM_KIND, TITLE = "vulkan", "a Vulkan device"
@@ -27,6 +29,10 @@ _FEATURES = {
     "cooperativeMatrix": "cooperative matrices",
 }
 _NVIDIA = 0x10DE
+# Nodes of kernel drivers for GPUs, folders of Vulkan's drivers, and those drivers that compute on the CPU.
+_NODES = ("dri/renderD*", "nvidiactl", "dxg", "mali*", "kgsl-3d0")
+_DRIVERS = ("usr/share", "usr/local/share", "etc", "run/opengl-driver/share")
+_SOFTWARE = ("lvp_icd", "vk_swiftshader_icd")
 _OF_ANOTHER_DEVICE = "; compile the model for this device"  # the end of the plugin's message about a kernel
 
 
@@ -69,6 +75,10 @@ class Device(base.Device):
         free = FreeMemory(int(_described()[self.index]["free_bytes"]))  # of VK_EXT_memory_budget, if the driver has it
         # A device in the host's memory cannot have more than the host has, whatever its driver says.
         return min(free, free_memory()) if self.unified_memory else free
+
+    @property
+    def is_hardware(self) -> bool:
+        return self.kind in ("discrete", "integrated", "virtual")
 
     @property
     def max_tensor_bytes(self) -> int:
@@ -148,6 +158,22 @@ def devices() -> tuple[Device, ...]:
     Raises TargetError without Vulkan or any device, or if the plugin cannot be compiled.
     """
     return tuple(_device(-1 if entry["problem"] else index, entry) for index, entry in enumerate(_described()))
+
+
+def hardware(root: Path = Path("/")) -> str:
+    """The nodes of GPUs, and Vulkan's drivers with their dates. `root` is the folder that has dev, etc, sys and usr.
+
+    What a driver's library needs is not looked into: where a GPU has no driver, its devices are software.
+    """
+    nodes = [node for name in _NODES for node in sorted((root / "dev").glob(name))]
+    found = [file for folder in _DRIVERS for file in sorted((root / folder / "vulkan/icd.d").glob("*.json"))]
+    drivers = [file for file in found if file.is_file() and not file.name.startswith(_SOFTWARE)]
+    if not nodes or not drivers:
+        return ""
+    ids = [root / "sys/class/drm" / node.name / "device" / name for node in nodes for name in ("vendor", "device")]
+    texts = [*map(system_text, ids), system_text(root / "proc/driver/nvidia/version")]
+    dates = [f"{file} {file.stat().st_mtime_ns}" for file in drivers]
+    return "\n".join([*map(str, nodes), *texts, *dates])
 
 
 def choose(spec: str | None = None) -> Device:

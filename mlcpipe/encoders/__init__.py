@@ -18,15 +18,21 @@ def encoder_types() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
 
 
+def encoder_of(config: Mapping[str, Any]) -> str | None:
+    """The family of a config.json, some of which are written with a hyphen; None if it is none of this folder."""
+    name = str(config.get("model_type")).replace("-", "_")
+    return name if name in encoder_types() else None
+
+
 def build_encoder(config: Mapping[str, Any]) -> TextEncoder:
     """The encoder for a config.json: a family of this folder, or a decoder of `mlcpipe.models`.
 
     Raises ConfigError for an unknown family or unsupported field.
     """
-    model_type = config.get("model_type")
-    if model_type not in encoder_types():
+    name = encoder_of(config)
+    if name is None:
         return DecoderEncoder(build_model(_with_head(config)))
-    model = build_from(config, importlib.import_module(f"mlcpipe.encoders.{model_type}").build)
+    model = build_from(config, importlib.import_module(f"mlcpipe.encoders.{name}").build)
     assert isinstance(model, TextEncoder)
     return model
 

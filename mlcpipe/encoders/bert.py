@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tvm.relax.frontend import nn
@@ -26,6 +27,15 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     """The encoder for a BERT config.json. Raises ConfigError for unsupported fields."""
     fields = Fields(config)
     architecture = check_encoder(fields, ARCHITECTURES, position_embedding_type=[None, "absolute"])
+    facts, body = bert_body(fields)
+    if architecture != "BertForSequenceClassification":
+        return TextEncoder(facts, body, NAMES)
+    one_label(fields)
+    return _CrossEncoder(facts, body)
+
+
+def bert_body(fields: Fields, first: int = 0) -> tuple[ModelFacts, Bert]:
+    """The facts and the body of models like BERT, whose first token has the position `first` in the table."""
     spec = EncoderSpec(
         hidden_size=fields.integer("hidden_size", 768),
         intermediate_size=fields.integer("intermediate_size", 3072),
@@ -40,17 +50,15 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     )
     layers = fields.integer("num_hidden_layers", 12, high=1024)
     facts = encoder_facts(fields, spec, layers=layers, positions=512, vocab_size=30522)
-    body = _Bert(facts, spec, fields.integer("type_vocab_size", 2))
-    if architecture != "BertForSequenceClassification":
-        return TextEncoder(facts, body, NAMES)
-    one_label(fields)
-    return _CrossEncoder(facts, body)
+    body = Bert(facts, spec, fields.integer("type_vocab_size", 2), first)
+    return replace(facts, context_length=facts.context_length - first), body
 
 
 class _Embeddings(nn.Module):
     """norm(word + position + token type)."""
 
-    def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:
+    def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int, first: int) -> None:
+        self.first = first
         self.word_embeddings = Embedding(facts.vocab_size, facts.hidden_size)
         self.position_embeddings = Embedding(facts.context_length, facts.hidden_size, quantize=False)
         self.token_type_embeddings = Embedding(types, facts.hidden_size, quantize=False)
@@ -58,6 +66,8 @@ class _Embeddings(nn.Module):
 
     def forward(self, tokens: Tensor, types: Tensor, positions: Tensor) -> Tensor:
         """Three times i32[n] -> [n, hidden]."""
+        if self.first:
+            positions = op.add(positions, Tensor.from_scalar(self.first, "int32"))
         x = op.add(self.word_embeddings(tokens), self.position_embeddings(positions))
         return self.LayerNorm(op.add(x, self.token_type_embeddings(types)))
 
@@ -69,11 +79,11 @@ class _Layers(nn.Module):
         self.layer = nn.ModuleList([EncoderLayer(spec, index) for index in range(count)])
 
 
-class _Bert(nn.Module):
+class Bert(nn.Module):
     """Embeddings and layers."""
 
-    def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:
-        self.embeddings = _Embeddings(facts, spec, types)
+    def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int, first: int) -> None:
+        self.embeddings = _Embeddings(facts, spec, types, first)
         self.encoder = _Layers(spec, facts.num_layers)
 
     def forward(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
@@ -94,7 +104,7 @@ class _Pooler(nn.Module):
 class _CrossEncoder(TextEncoder):
     """The score of a query and a document that follow each other: classifier(tanh(dense(first token)))."""
 
-    def __init__(self, facts: ModelFacts, body: _Bert) -> None:
+    def __init__(self, facts: ModelFacts, body: Bert) -> None:
         body.pooler = _Pooler(facts.hidden_size)
         super().__init__(facts, body, CheckpointNames(("bert.",), ("embeddings.position_ids",)))
         self.classifier = Linear(facts.hidden_size, 1, True, quantize=False)

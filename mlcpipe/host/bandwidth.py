@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,8 @@ from mlcpipe.support.atomic import atomic_write
 from mlcpipe.support.private import private_folder
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     import numpy as np
     import numpy.typing as npt
 
@@ -51,6 +51,8 @@ def read_bandwidth_gb_s(threads: int, *, nbytes: int | None = None) -> float:
     buffer = np.full(size // 8, 1, dtype=np.uint64)
     parts = np.array_split(buffer, threads)
     readers = [_xor_reader(), *_memchr_readers()]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(threads) as pool:
         return max(_gb_s(pool, reader, parts, buffer.nbytes) for reader in readers)
 
@@ -107,6 +109,8 @@ def _gb_s(pool: ThreadPoolExecutor, reader: Callable[[Uint64s], None], parts: li
         began = time.perf_counter()
         list(pool.map(reader, parts))
         seconds.append(time.perf_counter() - began)
+    import statistics
+
     return nbytes / statistics.median(seconds) / 1e9
 
 

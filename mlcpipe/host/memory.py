@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mlcpipe.host.finding import byte_size
-from mlcpipe.host.proc import first_values
+from mlcpipe.host.proc import first_values, system_text
 
 # Version 2's names, then version 1's; "max" is no limit.
 _CGROUP_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
@@ -45,7 +45,7 @@ def _left_by_cgroups(root: Path) -> Iterator[FreeMemory]:
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html; cgroups(7) for /proc/self/cgroup.
     """
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in system_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
@@ -73,7 +73,7 @@ def _left_by_cgroup(folder: Path) -> FreeMemory | None:
     used = next((n for name in _CGROUP_USES if (n := _number(folder / name)) is not None), None)
     if used is None or not limits:
         return None
-    stat = dict(line.split()[:2] for line in _text(folder / "memory.stat").splitlines() if line.count(" ") == 1)
+    stat = dict(line.split()[:2] for line in system_text(folder / "memory.stat").splitlines() if line.count(" ") == 1)
     cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
     limit = min(limits)
     return FreeMemory(max(0, limit - max(0, used - cached)), f"the {byte_size(limit)} of its cgroup")
@@ -92,16 +92,8 @@ def _left_by_limits() -> Iterator[FreeMemory]:
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+    text = system_text(path).strip()
     return int(text) if text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    """The text of a small system file, "" if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def reset_peak_memory() -> None:

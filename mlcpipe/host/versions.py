@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 from mlcpipe.version import PINNED, __version__
 
 
 def package_version(name: str) -> str | None:
     """The installed version of a package, None if it is not installed."""
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

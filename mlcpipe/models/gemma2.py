@@ -15,8 +15,8 @@ from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder import decoder
-from mlcpipe.nn.decoder_layer import SANDWICH_NORM
-from mlcpipe.nn.gguf import ATTENTION, MLP, POST_NORMS, GgufFamily, GgufFile
+from mlcpipe.nn.decoder_layer import SANDWICH_NORM, LayerForm
+from mlcpipe.nn.gguf import ATTENTION, MLP, POST_NORMS, GgufFamily, GgufFile, read_windows
 from mlcpipe.nn.norm import NormSpec
 
 DEFAULTS = Defaults(
@@ -35,6 +35,11 @@ DEFAULT_LOGIT_SOFTCAP = 30.0
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Gemma 2 config.json. Raises ConfigError for unsupported fields."""
+    return build_of(config, SANDWICH_NORM)
+
+
+def build_of(config: Mapping[str, Any], form: LayerForm) -> CausalLM:
+    """The module of layers of a form."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     windows = layer_windows(base.fields, window, [i % 2 == 0 for i in range(base.num_layers)])
@@ -42,7 +47,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return decoder(
         base,
         attentions(base, windows, softcap=softcap),
-        form=SANDWICH_NORM,
+        form=form,
         logit_softcap=base.fields.optional_number("final_logit_softcapping", DEFAULT_LOGIT_SOFTCAP, low=1e-6) or 0.0,
         embedding_scale=embedding_scale(base),
     )
@@ -65,14 +70,7 @@ def complete_gguf(file: GgufFile, config: dict[str, Any], *, period: int, window
     layers, width = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
     config["hidden_activation"] = "gelu_pytorch_tanh"
     config["query_pre_attn_scalar"] = width if layers == largest_layers else config["head_dim"]
-    window = file.integer("attention.sliding_window", window)
-    stated = file.get("attention.sliding_window_pattern", period)
-    if type(stated) is int and stated > 0:
-        slides = [(i + 1) % stated != 0 for i in range(min(layers, 1024))]
-    else:
-        slides = file.numbers("attention.sliding_window_pattern", layers).astype(bool).tolist()
-    config["sliding_window"] = window or None
-    config["layer_types"] = [f"{'sliding' if slide and window else 'full'}_attention" for slide in slides]
+    read_windows(file, config, period, window)
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

@@ -43,18 +43,18 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         base,
         attentions(base, windows, norm="head"),
         form=SANDWICH_NORM,
-        ropes=_ropes(base),
+        ropes=ropes_by_layer_type(base, DEFAULT_SLIDING_THETA),
         rope_of=[0 if w is None else 1 for w in windows],
         logit_softcap=base.fields.optional_number("final_logit_softcapping", None, low=1e-6) or 0.0,
         embedding_scale=embedding_scale(base),
     )
 
 
-def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:
+def ropes_by_layer_type(base: BaseConfig, sliding_theta: float) -> tuple[Rope, Rope]:
     """The frequencies of full and sliding layers.
 
     New files have `rope_parameters` per layer type. Old ones have `rope_theta` and `rope_scaling` for
-    full layers, and `rope_local_base_freq` for sliding ones.
+    full layers, and `rope_local_base_freq` for sliding ones, by default `sliding_theta`.
     """
     nested = base.fields.table("rope_parameters")
     unknown = [name for name in nested if name not in ("full_attention", "sliding_attention")]
@@ -74,7 +74,7 @@ def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:
     full = {**tables.table("full_attention"), **scaling}
     # transformers looks for `truncate` outside the nested table, where it never is.
     Fields(full, tables.where).refuse(truncate=[None, True])
-    sliding_theta = base.fields.number("rope_local_base_freq", DEFAULT_SLIDING_THETA, low=1.0)
+    sliding_theta = base.fields.number("rope_local_base_freq", sliding_theta, low=1.0)
     return base.read_rope(full, base.theta), base.read_rope(tables.table("sliding_attention"), sliding_theta)
 
 

@@ -58,7 +58,7 @@ class GgufFamily:
     names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
-    rope         "full" rotates whole heads, scaled as the file says, "partial" a part of each; "longrope" has tensors
+    rope         "full" rotates whole heads, "partial" a part of each, scaled as the file says; "longrope" has tensors
                  of factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     grouped      rows of attn_qkv are those of q, of k and of v, which the checkpoint has by KV head
@@ -85,3 +85,15 @@ def read_experts(file: GgufFile, config: dict[str, Any]) -> None:
     if not 0 < used <= count <= MAX_EXPERTS:
         raise file.error("expert_count", f"{used} to {MAX_EXPERTS}", count)
     config["num_experts"], config["num_experts_per_tok"] = count, used
+
+
+def read_windows(file: GgufFile, config: dict[str, Any], period: int, window: int = 0) -> None:
+    """Read the window, by default this one, and which layers slide: all but every `period`-th."""
+    layers, window = config["num_hidden_layers"], file.integer("attention.sliding_window", window)
+    stated = file.get("attention.sliding_window_pattern", period)
+    if type(stated) is int and stated > 0:
+        slides = [(i + 1) % stated != 0 for i in range(min(layers, 1024))]
+    else:
+        slides = file.numbers("attention.sliding_window_pattern", layers).astype(bool).tolist()
+    config["sliding_window"] = window or None
+    config["layer_types"] = [f"{'sliding' if slide and window else 'full'}_attention" for slide in slides]

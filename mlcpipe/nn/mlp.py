@@ -81,14 +81,13 @@ class PlainMLP(nn.Module):
     inner = ("up_proj",)
 
     def __init__(self, hidden_size: int, width: int, act: str, bias: bool = False) -> None:
-        self.act_fn = XIELU() if act == "xielu" else None
-        self.act: Activation = self.act_fn or activation(act)
+        self.act_fn: Activation = XIELU() if act == "xielu" else activation(act)
         self.up_proj = Linear(hidden_size, width, bias)
         self.down_proj = Linear(width, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        return self.down_proj(self.act(self.up_proj(x)))
+        return self.down_proj(self.act_fn(self.up_proj(x)))
 
 
 class XIELU(nn.Module):

@@ -81,10 +81,12 @@ class TextEncoder(LanguageModel):
 
 
 class DecoderEncoder(TextEncoder):
-    """A causal language model as an encoder: tokens attend to those before them, and no next one is sampled."""
+    """A language model as an encoder: no next token is sampled; tokens attend to those before them or to all."""
 
-    def __init__(self, model: CausalLM) -> None:
-        super().__init__(model.facts, model.model, CheckpointNames(unused=("lm_head.",)), bidirectional=False)
+    def __init__(self, model: CausalLM, *, bidirectional: bool = False) -> None:
+        head = model.names.published("lm_head.weight").removesuffix("weight")
+        names = replace(model.names, unused=(*model.names.unused, head))
+        super().__init__(model.facts, model.model, names, bidirectional=bidirectional)
 
     def body(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
         """tokens i32[n] -> hidden states [n, hidden]."""

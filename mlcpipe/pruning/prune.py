@@ -43,7 +43,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of a model in `q4f16_1` on this CPU: bytes of weights, those read per token, and of its KV cache in f16."""
+    """Costs on this CPU in the default quantization: bytes of weights, those read per token, of the KV cache in f16."""
 
     parameters: int
     weights_bytes: int

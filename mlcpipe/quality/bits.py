@@ -19,13 +19,13 @@ from mlcpipe.errors import UsageError
 from mlcpipe.quality.matrices import rounding_errors
 from mlcpipe.quality.sensitivity import Sensitivity
 from mlcpipe.quantization.recipe import QuantizationRecipe, fits, load_recipe, make_recipe, matrix_scheme
-from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, SEARCH
+from mlcpipe.support.defaults import SEARCH, UNIFORM_QUANTIZATION
 from mlcpipe.support.progress import Progress
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
 
 # Not Q2_K: its errors are too large for squares of them to tell the divergence; its recipes were worse on the ruler.
-CANDIDATES = ("Q3_K", DEFAULT_QUANTIZATION, "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0")
+CANDIDATES = ("Q3_K", UNIFORM_QUANTIZATION, "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def choose_bits(
 
     Raises UsageError for impossible bits.
     """
-    weights = stored_weights(checkpoint, target, load_recipe(DEFAULT_QUANTIZATION))
+    weights = stored_weights(checkpoint, target, load_recipe(UNIFORM_QUANTIZATION))
     groups = _groups(checkpoint, target, weights, sensitivity, progress)
     others = sum(weight.nbytes for weight in weights if weight.kind != "scheme")
     numbers = sum(math.prod(weight.shape) for weight in weights)
@@ -106,9 +106,9 @@ def choose_bits(
         name: choice.scheme
         for group, choice in zip(groups, chosen)
         for name in group.names
-        if choice.scheme != DEFAULT_QUANTIZATION
+        if choice.scheme != UNIFORM_QUANTIZATION
     }
-    recipe = make_recipe(DEFAULT_QUANTIZATION, tensors, "--bits-per-weight")
+    recipe = make_recipe(UNIFORM_QUANTIZATION, tensors, "--bits-per-weight")
     return recipe, sum(choice.loss for choice in chosen)
 
 
@@ -126,7 +126,7 @@ def _groups(
         schemes = [matrix_scheme(name) for name in CANDIDATES]
         schemes = [one for one in schemes if fits(one, k) and (not one.kept or one.name in formats)]
         errors = rounding_errors(joined, checkpoint, schemes, SEARCH)
-        base = errors[[one.name for one in schemes].index(DEFAULT_QUANTIZATION)] or 1.0
+        base = errors[[one.name for one in schemes].index(UNIFORM_QUANTIZATION)] or 1.0
         choices = []
         for scheme, error in zip(schemes, errors):
             size = sum(replace(w, scheme=scheme, layout=layout).nbytes for w in members.values())

@@ -45,7 +45,7 @@ def prepare_reference(
     scheme = choose_scheme(_numbers(checkpoint), beside_bytes, free_memory())
     if scheme != "q0f32":
         progress.note("memory has no room for the reference in float32: it is compiled in float16")
-    return prepare_bundle(reference, quantization=scheme, kv_cache_dtype="f32", progress=progress)
+    return prepare_bundle(reference, "cpu", scheme, kv_cache_dtype="f32", progress=progress)
 
 
 def choose_scheme(numbers: int, beside_bytes: int, free: FreeMemory) -> str:

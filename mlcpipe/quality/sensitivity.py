@@ -28,7 +28,7 @@ from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.runtime.engine import Engine
 from mlcpipe.runtime.model import LoadedModel
-from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, LOCAL_TARGET, SEARCH
+from mlcpipe.support.defaults import LOCAL_TARGET, SEARCH, UNIFORM_QUANTIZATION
 from mlcpipe.support.progress import Progress
 from mlcpipe.targets import load_target
 from mlcpipe.weights.table import Weight, read_matrices
@@ -113,7 +113,7 @@ def _divergence(model: LoadedModel, windows: Sequence[list[int]], expected: Sequ
 def _rounded(weight: Weight, checkpoint: Checkpoint) -> NDArray[Any]:
     """A matrix, or those of all experts, rounded by the default quantization, in the reference's layout."""
     assert weight.scheme is not None and weight.layout is not None
-    scheme, numbers = load_scheme(DEFAULT_QUANTIZATION), []
+    scheme, numbers = load_scheme(UNIFORM_QUANTIZATION), []
     for matrix in read_matrices(weight, checkpoint):
         packed = pack(scheme, matrix, name=weight.name, method=SEARCH)
         numbers.append(unpack(scheme, packed, matrix.shape[1]))

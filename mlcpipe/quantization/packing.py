@@ -27,7 +27,8 @@ def method_of(scheme: Scheme, requested: str | None, more: Collection[Scheme] = 
     found = any(map(search.searchable, (scheme, *more)))
     if requested is not None and not (any(one.bits for one in (scheme, *more)) if requested == RTN else found):
         raise UsageError(
-            f"--method {requested} has no effect on {scheme.name}", next_step="choose a quantization such as q4f16_1"
+            f"--method {requested} has no effect on {scheme.name}",
+            next_step="leave it, or --best, out, or choose a quantization such as q4f16_1",
         )
     return requested or (SEARCH if found else RTN)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from mlcpipe.errors import ConfigError
 from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
-from mlcpipe.support.defaults import AUTO, AUTO_QUANTIZATION, KEEP
+from mlcpipe.support.defaults import AUTO, DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.support.generated import toml_value
 from mlcpipe.support.json_files import shown, shown_path
 from mlcpipe.support.toml_files import read_toml
@@ -105,7 +105,7 @@ def load_recipe(quantization: str) -> QuantizationRecipe:
     """The recipe of a scheme's name, of `auto` or `keep`, or of a `.toml` file. Raises ConfigError."""
     if quantization.endswith(SUFFIX):
         return read_recipe(Path(quantization))
-    scheme = load_scheme(AUTO_QUANTIZATION if quantization == AUTO else quantization)
+    scheme = load_scheme(DEFAULT_QUANTIZATION if quantization == AUTO else quantization)
     return QuantizationRecipe(scheme.name, scheme)
 
 

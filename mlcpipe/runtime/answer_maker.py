@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.answer_reader import AnswerReader, CallingText, Reading
 from mlcpipe.runtime.generation import Generation
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.response_format import ResponseFormat, form_of
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
-from mlcpipe.runtime.serving.grammar import Grammar, GrammarCompiler
+from mlcpipe.runtime.serving.grammar import Grammar
 from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.runtime.shared_loop import SharedLoop
 from mlcpipe.runtime.stated_sampling import bundle_sampling
 from mlcpipe.runtime.text.chat_template import check_messages, check_roles
-from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, is_harmony, without_thoughts
+from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, without_thoughts
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.thinking import thinking_variables, thoughts_after
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.tool_calling import ToolCalling
+from mlcpipe.runtime.tools import ToolLike, choice_of, with_arguments, with_calls
 
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Arguments of `Engine.chat` and `Engine.chat_batch`."""
+
+    stop: Sequence[str] = ()
+    max_tokens: int | None = None
+    thinking: bool | str | None = None
+    response_format: ResponseFormat | None = None
+    tools: Sequence[ToolLike] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    allow_control_tokens: bool = False
 
 
 class AnswerMaker:
@@ -61,30 +78,31 @@ class AnswerMaker:
         return replace(sampling, **settings) if settings else sampling
 
     def conversation(
-        self,
-        messages: Sequence[Message],
-        sampling: SamplingParams,
-        stop: Sequence[str],
-        max_tokens: int | None,
-        thinking: bool | str | None,
-        response_format: ResponseFormat | None,
-        allow_control_tokens: bool,
+        self, messages: Sequence[Message], sampling: SamplingParams, asked: Asked
     ) -> tuple[Generation, Answer]:
         """The answer to a conversation, before it begins."""
-        template = self.tokenizer.chat_template()
         check_messages(messages)
+        calling = self._calling
+        choice = choice_of(asked.tools or (), asked.tool_choice, parallel=asked.parallel_tool_calls)
+        harmony = calling.style.channels
+        given = [with_arguments(with_calls(one, f"messages[{index}]")) for index, one in enumerate(messages)]
+        prepared, variables = calling.style.prepare(without_thoughts(given) if harmony else given, choice.tools)
+        template = self.tokenizer.chat_template(self.tokenizer.template_name(variables.get("tools")))
         check_roles(messages, template)
-        harmony = is_harmony(template.source)
-        given = without_thoughts(messages) if harmony else list(messages)
-        variables = thinking_variables(template, thinking)
-        tokens = self.tokenizer.encode_chat(given, allow_control_tokens=allow_control_tokens, **variables)
-        grammar = None
-        if response_format is not None:
-            if harmony:
-                raise UsageError("response_format", expected="a model whose answers have no channels")
-            thoughts = thoughts_after(self.tokenizer, template.source, tokens)
-            grammar = self._grammars.compile(form_of(response_format, thoughts))
-        return self._prepared(tokens, sampling, stop, max_tokens, harmony=harmony, grammar=grammar)
+        variables |= thinking_variables(template, asked.thinking)
+        tokens = self.tokenizer.encode_chat(prepared, allow_control_tokens=asked.allow_control_tokens, **variables)
+        thinking = thoughts_after(self.tokenizer, template.source, tokens)
+        form = None if asked.response_format is None else form_of(asked.response_format)
+        grammar = calling.grammar(choice, form, thinking) if choice.tools or form is not None else None
+        reading = None
+        if choice.tools:
+            reading = Reading(
+                _listed(asked.stop), thinking=thinking, style=calling.style, tools=choice.tools, shown=calling.shown,
+                one_call=not choice.parallel,
+            )  # fmt: skip
+        return self._prepared(
+            tokens, sampling, asked.stop, asked.max_tokens, harmony=harmony, grammar=grammar, reading=reading
+        )
 
     def continuation(
         self,
@@ -105,8 +123,8 @@ class AnswerMaker:
         return self._prepared(tokens, sampling, stop, max_tokens, continues=True, ignore_eos=ignore_eos)
 
     @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        return GrammarCompiler(self.tokenizer, self.model.bundle.manifest.model.vocab_size)
+    def _calling(self) -> ToolCalling:
+        return ToolCalling(self.tokenizer, self.model.bundle.manifest.model.vocab_size)
 
     def _prepared(
         self,
@@ -119,6 +137,7 @@ class AnswerMaker:
         ignore_eos: bool = False,
         harmony: bool = False,
         grammar: Grammar | None = None,
+        reading: Reading | None = None,
     ) -> tuple[Generation, Answer]:
         """An answer, its arguments checked, and how its tokens become chunks."""
         if not prompt:
@@ -129,15 +148,18 @@ class AnswerMaker:
         if not shifts:
             self.model.check_fits(len(prompt) + 1)
         prompt = self.model.token_ids(prompt).tolist()
-        tokenizer = text = None
+        tokenizer: Tokenizer | None = None
+        text: TextStream | HarmonyText | CallingText | None = None
         eos: frozenset[int] = frozenset()
         if not ignore_eos or stop or sampling.logprobs or (self.path / "tokenizer.json").is_file():
             tokenizer = self.tokenizer
             eos = frozenset() if ignore_eos else tokenizer.eos_token_ids
-            shown = tokenizer.control_tokens(MARKS) if harmony else ()
-            stops = [stop] if isinstance(stop, str) else stop
-            stream = TextStream(tokenizer, stops, eos, continues=continues, shown=shown)
-            text = HarmonyText(stream) if harmony else stream
+            if reading is not None:
+                text = CallingText(AnswerReader(tokenizer, reading, eos), opened=reading.thinking == "open")
+            else:
+                shown = tokenizer.control_tokens(MARKS) if harmony else ()
+                stream = TextStream(tokenizer, _listed(stop), eos, continues=continues, shown=shown)
+                text = HarmonyText(stream) if harmony else stream
         room = sys.maxsize if shifts else self.model.bundle.context_length - len(prompt)
         sampling.check_bias(self.model.bundle.manifest.model.vocab_size)
         request = Request(
@@ -147,3 +169,7 @@ class AnswerMaker:
         kept = without_dropped(prompt, tokens_to_drop(len(prompt), self.model.bundle.context_length))
         generation = Generation(self.model.bundle.manifest, len(kept), text, tokenizer, self.load_s)
         return generation, self.loop.answer(request)
+
+
+def _listed(stop: Sequence[str]) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest
 from mlcpipe.errors import UsageError
-from mlcpipe.runtime.answer_maker import AnswerMaker, Message
+from mlcpipe.runtime.answer_maker import AnswerMaker, Asked, Message
 from mlcpipe.runtime.chat_file import read_chat, write_chat
 from mlcpipe.runtime.chunk_stream import ChunkStream
 from mlcpipe.runtime.generation import Generation, complete
@@ -25,8 +25,11 @@ from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import Completion, SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer, AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable
+from mlcpipe.runtime.serving.open_drafts import can_draft, draft_source, open_draft_model
 from mlcpipe.runtime.shared_loop import SharedLoop
+from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.tools import ToolLike
 from mlcpipe.support.files import local_path
 from mlcpipe.support.progress import Progress, SilentProgress
 
@@ -47,6 +50,9 @@ class Engine:
         adapter: folder of a LoRA adapter that PEFT saved, for all answers; the bundle must be compiled for adapters.
         context_shift: prompts and answers may be longer than the context, which then has their first page and their
             last tokens. Without `max_tokens` an answer then ends only where the model ends it.
+        draft: "lookup" guesses next tokens from prompt and answer, or with the bundle's draft head, and checks several
+            at a time where that is faster; answers do not change. None is "off" without a draft model.
+        draft_model: bundle of a smaller model with the same tokens, which guesses them where the texts do not.
         progress: receives the stages of loading onto a device, and the bytes of weights copied.
 
     Raises BundleError, TargetError or ResourceError, CheckpointError for the adapter, and UsageError for a context that
@@ -62,6 +68,8 @@ class Engine:
         device: str | None = None,
         adapter: str | Path | None = None,
         context_shift: bool = False,
+        draft: Literal["lookup", "off"] | None = None,
+        draft_model: str | Path | None = None,
         progress: Progress | None = None,
     ) -> None:
         path = local_path(bundle)
@@ -72,9 +80,18 @@ class Engine:
         loaded = load_bundle(self.path, context_length, threads, device, progress or SilentProgress())
         if context_shift:
             check_shiftable(loaded.context_length)
-        model = LoadedModel(loaded, None if adapter is None else Path(adapter))
-        loop = SharedLoop(AnswerLoop(model.core, context_shift=context_shift, parks=True))
-        self._open: AnswerMaker | None = AnswerMaker(self.path, model, loop, time.perf_counter() - began)
+        if draft not in (None, "lookup", "off") or (draft == "off" and draft_model is not None):
+            raise UsageError("draft", expected="lookup, or off without a draft model", found=repr(draft))
+        drafts = (draft or ("off" if draft_model is None else "lookup")) == "lookup" and can_draft(loaded)
+        model = LoadedModel(loaded, None if adapter is None else Path(adapter), drafts=drafts)
+        source = None
+        if drafts or draft_model is not None:
+            smaller = None
+            if draft_model is not None:
+                smaller = open_draft_model(Path(draft_model), loaded, open_tokenizer(self.path), device)
+            source = draft_source(model.core, smaller, loaded.context_length, model.core.limits.sequences)
+        answers = AnswerLoop(model.core, drafts=drafts, draft_model=source, context_shift=context_shift, parks=True)
+        self._open: AnswerMaker | None = AnswerMaker(self.path, model, SharedLoop(answers), time.perf_counter() - began)
 
     def __repr__(self) -> str:
         if self._open is None:
@@ -207,6 +224,9 @@ class Engine:
         max_tokens: int | None = ...,
         thinking: bool | str | None = ...,
         response_format: ResponseFormat | None = ...,
+        tools: Sequence[ToolLike] | None = ...,
+        tool_choice: str | Mapping[str, Any] | None = ...,
+        parallel_tool_calls: bool = ...,
         allow_control_tokens: bool = ...,
         stream: Literal[False] = ...,
         **settings: Any,
@@ -222,6 +242,9 @@ class Engine:
         max_tokens: int | None = ...,
         thinking: bool | str | None = ...,
         response_format: ResponseFormat | None = ...,
+        tools: Sequence[ToolLike] | None = ...,
+        tool_choice: str | Mapping[str, Any] | None = ...,
+        parallel_tool_calls: bool = ...,
         allow_control_tokens: bool = ...,
         stream: Literal[True],
         **settings: Any,
@@ -236,6 +259,9 @@ class Engine:
         max_tokens: int | None = None,
         thinking: bool | str | None = None,
         response_format: ResponseFormat | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         allow_control_tokens: bool = False,
         stream: bool = False,
         **settings: Any,
@@ -250,6 +276,10 @@ class Engine:
             max_tokens: of the answer; None is as many as the context has room for.
             thinking: switches it on or off, or is its effort, "low", "medium" or "high", if the template can.
             response_format: `{"type": "json_object"}`, OpenAI's `json_schema`, a JSON schema, or a pydantic model.
+            tools: that the answer may call (`tool_calls`): OpenAI's JSON, or functions with type hints, whose docstring
+                describes them. Arguments fit their schemas.
+            tool_choice: "auto" (or None), "none", "required", or OpenAI's object that names a function.
+            parallel_tool_calls: whether an answer may have several calls.
             allow_control_tokens: control tokens that messages write are control tokens.
             stream: return chunks as they are made, for `for` and `async for`.
             **settings: fields of `SamplingParams`, such as `temperature=0`, which replace those of `sampling`.
@@ -257,11 +287,12 @@ class Engine:
         Thoughts come between `<think>` and `</think>`, also those of gpt-oss, which its messages then lack.
         Raises TemplateError, UsageError (context full), ComputeError (the model computed NaN or infinity).
         """
-        reading = self._maker.conversation(
-            messages, self._maker.sampling(sampling, settings), stop, max_tokens, thinking, response_format,
-            allow_control_tokens,
-        )  # fmt: skip
-        return self._answered(reading, stream)
+        asked = Asked(
+            stop, max_tokens, thinking, response_format, tools, tool_choice, parallel_tool_calls, allow_control_tokens
+        )
+        return self._answered(
+            self._maker.conversation(messages, self._maker.sampling(sampling, settings), asked), stream
+        )
 
     def chat_batch(
         self,
@@ -272,16 +303,15 @@ class Engine:
         max_tokens: int | None = None,
         thinking: bool | str | None = None,
         response_format: ResponseFormat | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Any,
     ) -> list[Completion]:
         """Answer several conversations together, each as `chat` does: up to eight at a time, several times as fast."""
         how = self._maker.sampling(sampling, settings)
-        return self._all(
-            [
-                self._maker.conversation(one, how, stop, max_tokens, thinking, response_format, False)
-                for one in conversations
-            ]
-        )
+        asked = Asked(stop, max_tokens, thinking, response_format, tools, tool_choice, parallel_tool_calls)
+        return self._all([self._maker.conversation(one, how, asked) for one in conversations])
 
     @overload
     def generate(

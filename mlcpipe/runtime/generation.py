@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from mlcpipe.bundle import Manifest
+from mlcpipe.runtime.answer_reader import CallingText
 from mlcpipe.runtime.sampler import named_logprob
-from mlcpipe.runtime.sampling_params import Chunk, Completion, Stats, TokenLogprob
+from mlcpipe.runtime.sampling_params import Chunk, Completion, Stats, TokenLogprob, ToolCall, add_pieces
 from mlcpipe.runtime.serving.interface import TokenEvent
 from mlcpipe.runtime.text.harmony import HarmonyText
 from mlcpipe.runtime.text.streaming import TextStream
@@ -25,7 +26,7 @@ class Generation:
 
     manifest: Manifest
     prompt_tokens: int
-    text: TextStream | HarmonyText | None
+    text: TextStream | HarmonyText | CallingText | None
     tokenizer: Tokenizer | None
     load_s: float
 
@@ -51,19 +52,21 @@ class Generation:
                         raise event.error
                     count += event.token is not None
                     text, reason = self._push(event)
+                    calls = self.text.take_calls() if isinstance(self.text, CallingText) else ()
                     if reason is None:
-                        yield Chunk(text, _ids(event), self._logprobs(event))
+                        yield Chunk(text, _ids(event), self._logprobs(event), tool_calls=calls)
                         continue
                     steps.close()
                     stats = self._stats(event, count, seconds, kv_tokens)
-                    yield Chunk(text, _ids(event), self._logprobs(event), reason, stats)
+                    yield Chunk(text, _ids(event), self._logprobs(event), reason, stats, calls)
                     return
         finally:
             steps.close()
 
     def _push(self, event: TokenEvent) -> tuple[str, str | None]:
         """The text that an event adds, and the reason if the answer ends with it."""
-        reason, text = event.finish_reason, ""
+        text = ""
+        reason: str | None = event.finish_reason
         if self.text is not None:
             if event.token is not None:
                 text = self.text.push(event.token)
@@ -71,6 +74,7 @@ class Generation:
                 reason = "stop"
             if reason is not None:
                 text += self.text.flush()
+                reason = self.text.finish_reason(reason) if isinstance(self.text, CallingText) else reason
         return text, reason
 
     def _logprobs(self, event: TokenEvent) -> list[TokenLogprob] | None:
@@ -104,4 +108,6 @@ def complete(chunks: Iterator[Chunk]) -> Completion:
     assert last.stats is not None and last.finish_reason is not None
     logprobs: list[TokenLogprob] | None = [p for c in parts for p in c.logprobs or []] or None
     tokens = [token for c in parts for token in c.token_ids]
-    return Completion("".join(c.text for c in parts), tokens, last.finish_reason, logprobs, last.stats)
+    calls: list[ToolCall] = []
+    add_pieces(calls, (piece for c in parts for piece in c.tool_calls))
+    return Completion("".join(c.text for c in parts), tokens, last.finish_reason, logprobs, last.stats, calls)

@@ -15,7 +15,7 @@ import tvm_ffi
 
 from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verify
 from mlcpipe.bundle.manifest import VariantInfo
-from mlcpipe.bundle.memory import context_that_fits, one_sequence, running_bytes
+from mlcpipe.bundle.memory import MIN_CONTEXT, context_that_fits, one_sequence, running_bytes
 from mlcpipe.bundle.origin import note_foreign, origin_of
 from mlcpipe.bundle.tasks import command_elsewhere
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
@@ -37,7 +37,6 @@ _SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos"), "win32": ("windo
 _PARSED = (TENSOR_CACHE, "config.json", "generation_config.json", *FILE_NAMES)
 # Share of the free memory that the KV cache may take where the user states no context length.
 _MEMORY_SHARE = 0.5
-_MIN_CONTEXT = 512
 _COMPARED = ("params", "variants", "memory_plan", "states")  # in manifest and library, in addition to the model
 
 
@@ -213,7 +212,7 @@ def _choose_context_length(manifest: Manifest, wanted: int | None, device: Devic
     # Mapped weights are shared with the page cache: they need room, but not twice.
     room = free.nbytes - plan.weights_bytes - workspace
     if wanted is None:
-        wanted = min(limit, max(min(limit, _MIN_CONTEXT), context_that_fits(manifest, int(room * _MEMORY_SHARE))))
+        wanted = min(limit, max(min(limit, MIN_CONTEXT), context_that_fits(manifest, int(room * _MEMORY_SHARE))))
     need = one_sequence(manifest, wanted).nbytes(states)
     if need > room:
         total = plan.weights_bytes + workspace + need

@@ -38,10 +38,10 @@ class LoadedModel:
 
     The conversation is the sequence that the core parked last. Places beyond its `length` tokens are never read, so an
     error or Ctrl-C during a forward leaves the tokens before. `adapter` is the folder of a LoRA adapter for all
-    computations; raises CheckpointError for one that cannot be used.
+    computations; raises CheckpointError for one that cannot be used. With `drafts` the costs of steps are learned.
     """
 
-    def __init__(self, bundle: LoadedBundle, adapter: Path | None = None) -> None:
+    def __init__(self, bundle: LoadedBundle, adapter: Path | None = None, *, drafts: bool = False) -> None:
         self.bundle = bundle
         self._device, self._info = bundle.device, bundle.manifest.model
         if self._info.embedding is not None:
@@ -54,7 +54,7 @@ class LoadedModel:
         )
         units = one_sequence(bundle.manifest, bundle.context_length)
         blocks = 0 if packed is None else packed.blocks
-        cost = CostModel(learn=False)  # which takes 40 us a step
+        cost = CostModel(learn=drafts)  # which takes 40 us a step
         self.core = Core(bundle, units, limits, cost, blocks, first_rows=1)
         self.adapter: Adapter | None = None
         if packed is not None and self.core.executor.adapters is not None:

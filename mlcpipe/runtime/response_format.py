@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.errors import UsageError
-from mlcpipe.runtime.serving.grammar import GrammarSource, Thinking
+from mlcpipe.runtime.serving.grammar import GrammarSource
 
 ResponseFormat = Mapping[str, Any] | type
 ANY_OBJECT = {"type": "object"}
 _EXPECTED = '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": …}}, a schema, a pydantic model'
 
 
-def form_of(response_format: ResponseFormat, thinking: Thinking) -> GrammarSource:
+def form_of(response_format: ResponseFormat) -> GrammarSource:
     """The grammar of answers in a form: OpenAI's `response_format`, a JSON schema, or a class of pydantic's.
 
-    `thinking`: whether thoughts may come first. Raises UsageError.
+    Raises UsageError.
     """
     schema: Any = response_format
     if isinstance(response_format, type):
@@ -30,6 +30,6 @@ def form_of(response_format: ResponseFormat, thinking: Thinking) -> GrammarSourc
     if not isinstance(schema, Mapping):
         raise UsageError("response_format", expected=_EXPECTED, found=repr(response_format)[:100])
     try:
-        return GrammarSource("json_schema", json.dumps(schema), thinking=thinking)
+        return GrammarSource("json_schema", json.dumps(schema))
     except (TypeError, ValueError) as error:
         raise UsageError("response_format", expected="a schema of JSON values", found=error) from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from mlcpipe.errors import UsageError
 
@@ -148,15 +149,51 @@ def _rate(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A part of a call: its first piece has id and name, later ones more of the arguments (JSON)."""
+
+    index: int
+    id: str = ""
+    name: str | None = None
+    arguments: str = ""
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool; `arguments` are the JSON of an object, cut off where the answer ended too early."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def described(self) -> dict[str, Any]:
+        """In OpenAI's JSON."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def add_pieces(calls: list[ToolCall], pieces: Iterable[CallPiece]) -> None:
+    """Append pieces to the calls so far."""
+    for piece in pieces:
+        if piece.name is not None:
+            calls.append(ToolCall(piece.id, piece.name, piece.arguments))
+        else:
+            calls[piece.index] = calls[piece.index]._replace(arguments=calls[piece.index].arguments + piece.arguments)
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer; only the last one has `finish_reason` ("stop" or "length") and `stats`."""
+    """A piece of a streamed answer; only the last one has `finish_reason` and `stats`.
+
+    The reason is "stop", "length" or "tool_calls".
+    """
 
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     finish_reason: str | None = None
     stats: Stats | None = None
+    tool_calls: tuple[CallPiece, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,3 +205,10 @@ class Completion:
     finish_reason: str
     logprobs: list[TokenLogprob] | None
     stats: Stats
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the conversation's next message."""
+        calls = {"tool_calls": [call.described() for call in self.tool_calls]} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.text, **calls}

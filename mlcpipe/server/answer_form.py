@@ -9,10 +9,10 @@ from typing import Any
 
 from mlcpipe.runtime.response_format import ANY_OBJECT
 from mlcpipe.runtime.serving.grammar import GrammarSource
+from mlcpipe.runtime.tool_formats.style import quoted
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.json_values import value_in
-from mlcpipe.server.tool_formats.style import quoted
 
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 

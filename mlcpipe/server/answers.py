@@ -9,40 +9,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from mlcpipe.runtime.answer_reader import AnswerReader, Reading
 from mlcpipe.runtime.sampler import named_logprob
-from mlcpipe.runtime.sampling_params import TokenLogprob
-from mlcpipe.runtime.serving.grammar import Thinking
+from mlcpipe.runtime.sampling_params import CallPiece, TokenLogprob, ToolCall, add_pieces
 from mlcpipe.runtime.serving.interface import Request, ServingEngine, Stream, TokenEvent
-from mlcpipe.runtime.text.reasoning import ReasoningSplitter
-from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import RequestTimer
-from mlcpipe.server.tool_formats.style import CallPiece, Thought, Tool, ToolFormat
 
 LOWEST_LOGPROB = -9999.0  # as OpenAI: for tokens that a grammar forbids; JSON has no infinity
 MAX_PENDING = 4096  # tokens by which a reader may lag behind
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How to parse an answer.
-
-    stops     strings that end it
-    continues whether it continues a text, keeping the space before the first word
-    thinking  whether it begins with reasoning, or may
-    style     of calls, with the callable tools; None reads everything as text
-    shown     control tokens that the style reads
-    one_call  whether to drop a second call
-    """
-
-    stops: Sequence[str] = ()
-    continues: bool = False
-    thinking: Thinking = "none"
-    style: ToolFormat | None = None
-    tools: Sequence[Tool] = ()
-    shown: Sequence[int] = ()
-    one_call: bool = False
 
 
 @dataclass(slots=True)
@@ -182,11 +158,11 @@ class Answers(DeltaSource):
 
 @dataclass
 class Answer:
-    """A whole answer; `calls` are (id, name, arguments)."""
+    """A whole answer."""
 
     text: str = ""
     reasoning: str = ""
-    calls: list[tuple[str, str, str]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str = "stop"
     stop_string: str | None = None
@@ -196,12 +172,7 @@ class Answer:
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
-        for piece in delta.calls:
-            if piece.name is not None:
-                self.calls.append((piece.id, piece.name, piece.arguments))
-            else:
-                number, name, arguments = self.calls[piece.index]
-                self.calls[piece.index] = number, name, arguments + piece.arguments
+        add_pieces(self.calls, delta.calls)
         self.finish = delta.finish or self.finish
         self.stop_string = delta.stop_string or self.stop_string
 
@@ -223,14 +194,8 @@ class _Choice:
         self.finished = self.ended = False
         self._index, self._tokenizer, self._timer, self._usage = index, tokenizer, timer, usage
         self._counts_cached = first  # of the answers to one prompt, the first reports cached tokens
-        self._one_call = reading.one_call
-        stop_ids = stream.request.stop_ids
-        self._text = TextStream(tokenizer, reading.stops, stop_ids, continues=reading.continues, shown=reading.shown)
-        thinks = reading.thinking != "none"
-        self._splitter = ReasoningSplitter(open=reading.thinking == "open") if thinks else None
-        self._parser = None if reading.style is None else reading.style.parser(reading.tools)
+        self._reader = AnswerReader(tokenizer, reading, stream.request.stop_ids)
         self._tokens = self._dropped = 0
-        self._called = False
 
     def take(self) -> list[Delta]:
         """The engine's outputs since the last call."""
@@ -252,46 +217,22 @@ class _Choice:
         if event.finish_reason == "cancelled":
             self.finished = True
             raise ApiError(503, "the server ended the request", code="cancelled", retry_after_s=5.0)
-        text, logprobs = "", []
+        logprobs = []
         if event.token is not None:
             self._tokens += 1
             self._timer.token(event.queued_s)
             self._usage.completion += 1
             self._usage.cached += event.cached_tokens if self._tokens == 1 and self._counts_cached else 0
-            if any(reader is not None and reader.inside for reader in (self._splitter, self._parser)):
-                self._usage.reasoning += 1
-            text = self._text.push(event.token)
+            self._usage.reasoning += self._reader.inside
             if event.logprob is not None and event.token not in self.stream.request.stop_ids:
                 top = [(token, max(logprob, LOWEST_LOGPROB)) for token, logprob in event.top]
                 logprob = max(event.logprob, LOWEST_LOGPROB)
                 logprobs.append(named_logprob(self._tokenizer, event.token, logprob, top))
-        stopped = self._text.stopped is not None
-        last = event.finish_reason is not None or stopped
-        if last:
-            text += self._text.flush()
-        answer, reasoning, calls = self._read(text, last=last)
-        if not last:
-            return Delta(self._index, answer, reasoning, calls, tuple(logprobs))
-        self.finished = True
+        part = self._reader.read(event.token, last=self.ended)
+        self.finished = self.ended or self._reader.stopped is not None
+        if not self.finished:
+            return Delta(self._index, part.text, part.reasoning, part.calls, tuple(logprobs))
         self._timer.end(self._tokens)
-        finish = "length" if event.finish_reason in ("length", "timeout") and not stopped else "stop"
-        finish = "tool_calls" if self._called and finish == "stop" else finish
-        return Delta(self._index, answer, reasoning, calls, tuple(logprobs), finish, self._text.stop_string)
-
-    def _read(self, text: str, *, last: bool) -> tuple[str, str, tuple[CallPiece, ...]]:
-        """Text as (answer, reasoning, calls)."""
-        reasoning = ""
-        if self._splitter is not None:
-            reasoning, text = self._splitter.push(text)
-            if last:
-                more, rest = self._splitter.finish()
-                reasoning, text = reasoning + more, text + rest
-        if self._parser is None:
-            return text, reasoning, ()
-        pieces = [*self._parser.push(text), *(self._parser.finish() if last else ())]
-        reasoning += "".join(piece.text for piece in pieces if isinstance(piece, Thought))
-        calls = tuple(piece for piece in pieces if isinstance(piece, CallPiece))
-        self._called = self._called or bool(calls)
-        if self._one_call:
-            calls = tuple(piece for piece in calls if piece.index == 0)
-        return "".join(piece for piece in pieces if isinstance(piece, str)), reasoning, calls
+        finish = self._reader.finish_reason(cut_off=event.finish_reason in ("length", "timeout"))
+        stop_string = self._reader.stop_string
+        return Delta(self._index, part.text, part.reasoning, part.calls, tuple(logprobs), finish, stop_string)

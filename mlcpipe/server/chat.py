@@ -11,7 +11,8 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
+from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, CallPiece, TokenLogprob
+from mlcpipe.runtime.tools import choice_of
 from mlcpipe.server.answers import Answer, Delta, DeltaSource, Usage
 from mlcpipe.server.bodies import (
     CompletionFields,
@@ -23,19 +24,14 @@ from mlcpipe.server.bodies import (
 )
 from mlcpipe.server.conversation import (
     Conversation,
-    ToolChoice,
     answers_to,
-    choose,
-    choose_allowed,
     ending_of,
     thinking_variables,
-    tool_of,
 )
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.semantic_cache import CachingService, Keeping
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
-from mlcpipe.server.tool_formats.style import CallPiece
 
 router = APIRouter()
 
@@ -114,7 +110,7 @@ def _conversation(body: ChatBody) -> Conversation:
         raise ApiError(400, "top_logprobs: expected logprobs to be true", param="top_logprobs")
     return Conversation(
         body.messages,
-        _tool_choice(body),
+        choice_of(body.tools or (), body.tool_choice, parallel=body.parallel_tool_calls is not False),
         {**thinking_variables(body.reasoning_effort), **(body.chat_template_kwargs or {})},
         body.response_format,
         body.max_completion_tokens or body.max_tokens,
@@ -124,25 +120,6 @@ def _conversation(body: ChatBody) -> Conversation:
         None if body.prediction is None else body.prediction.text,
         ending_of(body, body.messages),
     )
-
-
-def _tool_choice(body: ChatBody) -> ToolChoice:
-    tools = []
-    for index, given in enumerate(body.tools or ()):
-        function = given.get("function")
-        if given.get("type", "function") != "function" or not isinstance(function, dict):
-            raise ApiError(400, f"tools[{index}]: expected a function", param=f"tools[{index}]")
-        where = f"tools[{index}].function"
-        get = function.get
-        tools.append(tool_of(get("name"), get("description"), get("parameters"), get("strict"), where))
-    parallel = body.parallel_tool_calls is not False
-    if not isinstance(body.tool_choice, dict):
-        return choose(tools, body.tool_choice, parallel=parallel)
-    if body.tool_choice.get("type") == "allowed_tools":
-        return choose_allowed(tools, body.tool_choice.get("allowed_tools"), parallel=parallel)
-    named = body.tool_choice.get("function")
-    name = named.get("name") if isinstance(named, dict) else None
-    return choose(tools, None, named=name if isinstance(name, str) else "", parallel=parallel)
 
 
 async def _chunks(answers: DeltaSource, frame: dict[str, Any], n: int, *, with_usage: bool) -> AsyncIterator[str]:
@@ -191,10 +168,7 @@ def _choice(index: int, answer: Answer, *, with_logprobs: bool) -> dict[str, Any
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
         message["content"] = answer.text or None
-        message["tool_calls"] = [
-            {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for number, name, arguments in answer.calls
-        ]
+        message["tool_calls"] = [call.described() for call in answer.calls]
     logprobs = _logprobs(answer.logprobs) if with_logprobs else None
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": answer.finish}
 

@@ -12,11 +12,12 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from mlcpipe.runtime.answer_reader import Reading
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
 from mlcpipe.runtime.serving import interface
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.server.answers import Answers, Reading
+from mlcpipe.server.answers import Answers
 from mlcpipe.server.bodies import MAX_CHOICES, MAX_IDS, CompletionFields, ResponseFormat, body_schema, parsed
 from mlcpipe.server.chat import usage_json
 from mlcpipe.server.errors import ApiError

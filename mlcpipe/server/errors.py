@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 ANTHROPIC_PATH = "/v1/messages"
+_FIELD = re.compile(r"\w+(\[\d+\])?(\.\w+)*")
 _SHOWN = 3  # mistakes of a body that are listed
 
 
@@ -66,7 +68,8 @@ def refused(error: MlcpipeError) -> ApiError:
         return ApiError(503, str(error), code="out_of_memory", retry_after_s=5.0)
     if isinstance(error, ComputeError):
         return ApiError(500, str(error), code="compute_error")
-    return ApiError(400, str(error), code="context_length_exceeded" if isinstance(error, LongTextError) else None)
+    code = "context_length_exceeded" if isinstance(error, LongTextError) else None
+    return ApiError(400, str(error), code=code, param=error.what if _FIELD.fullmatch(error.what) else None)
 
 
 def invalid(error: ValidationError) -> ApiError:

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from mlcpipe.runtime.tools import ToolChoice, choose, tool_of
 from mlcpipe.server.answers import Answers, Usage
 from mlcpipe.server.blocks import Block, BlockEvent, Blocks
 from mlcpipe.server.bodies import JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
-from mlcpipe.server.conversation import Conversation, ToolChoice, answers_to, choose, prompt_of, tool_of
+from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.prompts import listed, text_of, without_billing
 from mlcpipe.server.service import Service

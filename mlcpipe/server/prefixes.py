@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 
 from mlcpipe.errors import MlcpipeError
+from mlcpipe.runtime.answer_reader import Reading
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving import interface
-from mlcpipe.server.answers import Answers, Reading
+from mlcpipe.server.answers import Answers
 from mlcpipe.server.bodies import Body, body_schema, owner_of, parsed
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.prefix_store import PrefixStore

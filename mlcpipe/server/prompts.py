@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,11 +12,12 @@ from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.reasoning import BEGIN, END
 from mlcpipe.runtime.text.thinking import thinking_switch, thoughts_after
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.tool_formats import format_for
+from mlcpipe.runtime.tool_formats.style import Messages, Tool, ToolFormat
+from mlcpipe.runtime.tools import with_arguments, with_calls
 from mlcpipe.server.bodies import MAX_ITEMS
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.json_values import value_in
-from mlcpipe.server.tool_formats import format_for
-from mlcpipe.server.tool_formats.style import Messages, Tool, ToolFormat
 
 # Claude Code's first line, which changes with every request and would defeat the prefix cache.
 BILLING = "x-anthropic-billing-header:"
@@ -52,7 +52,7 @@ def render(
     plain = plain_messages(messages)
     # Checked before parsing and rendering, which may take 100 times the memory.
     tokenizer.check_length(_chars([plain, [[tool.description, tool.parameters] for tool in tools], variables]))
-    prepared, extras = style.prepare(list(map(_with_arguments, plain)), tools)
+    prepared, extras = style.prepare([with_arguments(message, value_in) for message in plain], tools)
     clash = _OURS & set(variables)
     if clash:
         raise UsageError("chat_template_kwargs", expected="variables of the template", found=", ".join(sorted(clash)))
@@ -95,7 +95,8 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
         kept["role"] = "system" if role == "developer" else role
         kept["content"] = text_of(message.get("content"), f"{where}.content")
         if kept.get("tool_calls"):
-            kept["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in listed(kept["tool_calls"], where)]
+            listed(kept["tool_calls"], f"{where}.tool_calls")
+            kept = with_calls(kept, where)
         if out and kept["role"] == out[-1]["role"] == "system" and len(out) == 1:
             out[0]["content"] = "\n\n".join(part for part in (out[0]["content"], kept["content"]) if part)
         else:
@@ -143,25 +144,3 @@ def _chars(value: Any) -> int:
         elif isinstance(part, (list, tuple)):
             left += part
     return chars
-
-
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ApiError(400, f"{where}: expected calls of functions with a name", param=where)
-    return {
-        "id": str(call.get("id") or ""),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": function.get("arguments") or "{}"},
-    }
-
-
-def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with call arguments parsed from JSON text to objects. Raises ApiError."""
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        if isinstance(function["arguments"], str):
-            with suppress(ValueError):
-                parsed = value_in(function["arguments"])
-                function["arguments"] = parsed if isinstance(parsed, dict) else function["arguments"]
-    return message

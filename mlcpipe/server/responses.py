@@ -11,16 +11,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from mlcpipe.runtime.tools import ToolChoice, choose, choose_allowed, tool_of
 from mlcpipe.server.blocks import Blocks
 from mlcpipe.server.bodies import Body, JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
 from mlcpipe.server.conversation import (
     Conversation,
-    ToolChoice,
     answers_to,
-    choose,
-    choose_allowed,
     thinking_variables,
-    tool_of,
 )
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.response_events import ended, stream, usage_json

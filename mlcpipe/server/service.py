@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.runtime.response_format import ANY_OBJECT
+from mlcpipe.runtime.answer_reader import Reading
 from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
 from mlcpipe.runtime.serving.adapters import Adapter
-from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource, Thinking
+from mlcpipe.runtime.serving.grammar import GrammarSource, Thinking
 from mlcpipe.runtime.serving.interface import Request, ServingEngine
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.tool_calling import ToolCalling
+from mlcpipe.runtime.tools import ToolChoice
 from mlcpipe.server.answer_form import constraint
-from mlcpipe.server.answers import Answers, Reading, Waker
+from mlcpipe.server.answers import Answers, Waker
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
-from mlcpipe.server.tool_formats import format_for
-from mlcpipe.server.tool_formats.style import Tool
 
 _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
 _MAX_PRIORITY = 1000
 _MAX_NAME = 200  # characters of an adapter's
-_MOST_REFUSED = 4096  # schemas
 _COMPILING = 8  # times the bytes of a schema or grammar: it takes longer than other work on them
 # Encoding a text takes some 200 bytes per character: one beyond any context is refused before.
 _CHARS_A_TOKEN, _MORE_CHARS = 16, 1 << 20
@@ -84,21 +81,13 @@ class Service(OffLoop):
         self.prefixes = prefixes
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)
-        self.style = format_for(tokenizer.chat_templates)
-        self._grammars = GrammarCompiler(tokenizer, engine.vocab_size)
+        self.calling = ToolCalling(tokenizer, engine.vocab_size)
         self._waker = Waker(asyncio.get_running_loop())
-        self._literals = {
-            tokenizer.token_bytes(index).decode(errors="replace"): index
-            for index in tokenizer.control_token_ids
-            if index < engine.vocab_size
-        }
-        self.shown = [self._literals[text] for text in self.style.shown if text in self._literals]
-        self._refused: set[bytes] = set()  # digests of tools' schemas that cannot be honoured
 
     @property
     def meta(self) -> dict[str, Any]:
         """Extra fields of `/v1/models`."""
-        return {"tool_format": self.style.name, **self.facts.about}
+        return {"tool_format": self.calling.style.name, **self.facts.about}
 
     @property
     def name(self) -> str:
@@ -187,78 +176,31 @@ class Service(OffLoop):
     def source(self, body: SamplingFields, form: ResponseFormat | None, thinking: Thinking) -> GrammarSource | None:
         """The form of the answer, None for any. Raises ApiError for two of them."""
         found = constraint(body, form)
-        if found is None:
-            return None
-        return replace(found, thinking=thinking, before=self.style.before_answer(self.literal))
+        return None if found is None else self.calling.form(found, thinking)
 
     async def constrained(self, request: Request, source: GrammarSource | None) -> Request:
         """The request with a compiled grammar. Raises ApiError for one that cannot be honoured."""
         if source is None:
             return request
         nbytes = _COMPILING * (len(source.text) + sum(len(text) for _, text in source.parts))
-        return replace(request, grammar=await self.apart(lambda: self._grammars.compile(source), nbytes))
+        return replace(request, grammar=await self.apart(lambda: self.calling.grammars.compile(source), nbytes))
 
     async def with_tools(
-        self,
-        request: Request,
-        tools: Sequence[Tool],
-        form: GrammarSource | None,
-        *,
-        forced: bool,
-        parallel: bool,
-        thinking: Thinking,
-        nbytes: int,
+        self, request: Request, choice: ToolChoice, form: GrammarSource | None, thinking: Thinking, nbytes: int
     ) -> Request:
         """The request with the grammar of its tools, or else of `form`, the answer without a call.
 
         A schema that cannot be honoured is replaced by any object, unless its tool is strict. `nbytes` is the length
         of the request's body. Raises ApiError.
         """
-
-        def source(some: Sequence[Tool]) -> GrammarSource | None:
-            try:
-                made = self.style.grammar(some, self.literal, forced=forced or form is not None, parallel=parallel)
-            except MlcpipeError as error:
-                raise refused(error) from None
-            if made is not None and form is not None and not forced:
-                text = f"start: calls | {'before ' * self.style.channels}@form\n"
-                text += made.text.replace("start:", "calls:", 1)
-                made = replace(made, text=text, parts=(*made.parts, ("form", form.text)))
-            return None if made is None else replace(made, thinking=thinking)
-
+        calling = self.calling
         try:
-            found = await self.aside(lambda: source(self._loosened(tools, self._refused)), nbytes)
+            found = await self.aside(lambda: calling.source(choice, form, thinking), nbytes)
             return await self.constrained(request, found)
-        except ApiError:
-            wrong = await self.apart(lambda: self._find_refused(tools), _COMPILING * nbytes)
-            found = await self.aside(lambda: source(self._loosened(tools, wrong)), nbytes)
+        except (ApiError, MlcpipeError):
+            wrong = await self.apart(lambda: calling.find_refused(choice.tools), _COMPILING * nbytes)
+            found = await self.aside(lambda: calling.source(choice, form, thinking, wrong), nbytes)
             return await self.constrained(request, found)
-
-    def _loosened(self, tools: Sequence[Tool], refused: Collection[bytes]) -> list[Tool]:
-        return [
-            replace(tool, parameters=ANY_OBJECT) if not tool.strict and _digest(tool) in refused else tool
-            for tool in tools
-        ]
-
-    def _find_refused(self, tools: Sequence[Tool]) -> set[bytes]:
-        """Tools whose schemas cannot be honoured; all tools if the schemas only fail together."""
-        found = set()
-        for tool in tools:
-            try:
-                made = self.style.grammar([tool], self.literal, forced=True, parallel=False)
-                if made is not None:
-                    self._grammars.compile(made)
-            except MlcpipeError:
-                found.add(_digest(tool))
-        if len(self._refused) > _MOST_REFUSED:
-            self._refused.clear()
-        self._refused |= found
-        return found or {_digest(tool) for tool in tools}
-
-    def literal(self, text: str) -> str:
-        """A marker in a Lark grammar: a control token by its id, other text in quotes."""
-        index = self._literals.get(text)
-        return json.dumps(text) if index is None else f"<[{index}]>"
 
     def start(self, requests: Sequence[tuple[Request, Reading]]) -> Answers:
         """Request answers of the engine. Raises ApiError if it refuses one."""
@@ -271,10 +213,6 @@ class Service(OffLoop):
             answers.close()
             raise refused(error) from None
         return answers
-
-
-def _digest(tool: Tool) -> bytes:
-    return hashlib.sha256(json.dumps(tool.parameters).encode()).digest()
 
 
 def repeated(request: Request, n: int) -> list[Request]:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
+from mlcpipe.runtime.tools import ToolChoice, tool_of
 from mlcpipe.server.bodies import MAX_IDS, Body, EndingFields, body_schema, parsed
-from mlcpipe.server.conversation import Conversation, ToolChoice, ending_of, prompt_of, tool_of
+from mlcpipe.server.conversation import Conversation, ending_of, prompt_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.service import Service
 

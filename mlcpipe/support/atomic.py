@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from filelock import FileLock, Timeout
-
 from mlcpipe.errors import MlcpipeError, UsageError
 from mlcpipe.support.disk import check_disk_space, full_disk_named
 
@@ -97,10 +95,12 @@ def atomic_file(path: Path, needed_bytes: int, mode: int = 0o666) -> Iterator[Bi
 
 def check_destination(dest: Path, replaces: str = "") -> None:
     """Raises UsageError unless `dest` is new, empty, or contains a file that matches the pattern `replaces`."""
-    if not dest.exists():
+    there = next((path for path in (dest, *dest.parents) if path.exists()), dest)
+    if there.exists() and not there.is_dir():
+        what = "the output" if there == dest else "the place of the output"
+        raise UsageError(f"{what} is not a folder", where=there, found="a file", next_step="give another path")
+    if there != dest or not dest.exists():
         return
-    if not dest.is_dir():
-        raise UsageError("the output is not a folder", where=dest, found="a file", next_step="give another path")
     if any(dest.iterdir()) and not replaces:
         raise _not_empty(dest)
     if any(dest.iterdir()) and not any(dest.glob(replaces)):
@@ -127,6 +127,8 @@ def only_writer(dest: Path, busy: MlcpipeError, wait_s: float = 0) -> Iterator[N
 
     Raises `busy` if another holds it for `wait_s`.
     """
+    from filelock import FileLock, Timeout
+
     lock = FileLock(_lock_file(dest), timeout=wait_s, poll_interval=0.005)
     try:
         lock.acquire()

@@ -12,12 +12,12 @@ from mlcpipe.errors import CheckpointError, ConfigError, TargetError
 from mlcpipe.quantization.native_formats import family_of, native_scheme
 from mlcpipe.quantization.recipe import QuantizationRecipe, block_columns, fits
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
-from mlcpipe.support.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.support.defaults import UNIFORM_QUANTIZATION
 from mlcpipe.support.json_files import shown
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
 
-_ROUNDED = f"add --quantization {DEFAULT_QUANTIZATION} or q8f16_1, which round the weights a second time"
+_ROUNDED = f"add --quantization {UNIFORM_QUANTIZATION} or q8f16_1, which round the weights a second time"
 
 
 def keep(
@@ -146,6 +146,6 @@ def _planned(
     if scheme.kept and scheme.name not in formats:
         raise TargetError(
             f"no kernel of {target.name} reads {scheme.name}, in which {recipe.scheme.name} has {weight.name}",
-            next_step=f"add --quantization {DEFAULT_QUANTIZATION}",
+            next_step=f"add --quantization {UNIFORM_QUANTIZATION}",
         )
     return replace(weight, scheme=scheme)

@@ -27,8 +27,11 @@ from mlcpipe.quantization.scheme import Scheme, plain_scheme
 
 Array = NDArray[Any]
 
-# Buffers that old transformers versions saved and no model reads.
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.bias.mask", "attn.bias", "attention.bias", ".masked_bias")
+# Buffers that transformers saves, some only once did, and no model reads; those of xIELU are the same in all models.
+_IGNORED_SUFFIXES = (
+    "rotary_emb.inv_freq", "self_attn.bias.mask", "attn.bias", "attention.bias", ".masked_bias", "act_fn.beta",
+    "act_fn.eps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

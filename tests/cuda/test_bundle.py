@@ -83,7 +83,9 @@ def test_a_bundle_carries_a_fat_binary(nvrtc: Nvrtc, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(device_library, "kernel_store", lambda dump: None)
     monkeypatch.setattr(Nvrtc, "bundle", keep)
-    bundle = mlcpipe.compile(write_llama(tmp_path / "checkpoint"), target="cuda-sm86", output=tmp_path / "bundle")
+    bundle = mlcpipe.compile(
+        write_llama(tmp_path / "checkpoint"), target="cuda-sm86", quantization="q4f16_1", output=tmp_path / "bundle"
+    )
     assert [code.architecture for codes in seen for code in codes] == ["sm_86"]
     assert FAT_BINARY in (bundle / "lib" / "model.so").read_bytes()
     manifest = read_manifest(bundle)

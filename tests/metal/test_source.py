@@ -132,7 +132,9 @@ needs_zig = pytest.mark.skipif(find_zig() is None, reason="ziglang is not instal
 
 @needs_zig
 def test_a_bundle_carries_the_source(tmp_path: Path) -> None:
-    bundle = mlcpipe.compile(write_llama(tmp_path / "checkpoint"), target="metal", output=tmp_path / "bundle")
+    bundle = mlcpipe.compile(
+        write_llama(tmp_path / "checkpoint"), target="metal", quantization="q4f16_1", output=tmp_path / "bundle"
+    )
     code = (bundle / "lib" / "model.dylib").read_bytes()
     assert code[:4] == MACH_O and b"kernel void take_kernel(" in code
     assert _platforms(code) == [MACOS]
@@ -141,7 +143,9 @@ def test_a_bundle_carries_the_source(tmp_path: Path) -> None:
 @needs_zig
 def test_a_bundle_for_iphones_is_a_static_library(tmp_path: Path) -> None:
     """Objects for iOS with a table of their symbols; the engine of another system refuses them in words."""
-    bundle = mlcpipe.compile(write_llama(tmp_path / "checkpoint"), target="metal-a16", output=tmp_path / "bundle")
+    bundle = mlcpipe.compile(
+        write_llama(tmp_path / "checkpoint"), target="metal-a16", quantization="q4f16_1", output=tmp_path / "bundle"
+    )
     code = (bundle / "lib" / "libmodel.a").read_bytes()
     assert code.startswith(b"!<arch>\n") and b"kernel void take_kernel(" in code
     objects = [MACH_O + part for part in code.split(MACH_O)[1:]]

@@ -111,13 +111,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantized(source: Path, output: Path, text: str, **options: Any) -> dict[str, Any]:
     """The arrays that `convert` writes with this calibration text."""
     (output.parent / "calibration.txt").write_text(text, encoding="utf-8")
-    mlcpipe.convert(source, output=output, calibration=output.parent / "calibration.txt", **options)
+    given = {"quantization": "q4f16_1", **options}
+    mlcpipe.convert(source, output=output, calibration=output.parent / "calibration.txt", **given)
     return dict(open_params(output, None))
 
 
 @pytest.mark.full
 def test_a_text_changes_the_codes_and_only_of_what_is_quantized(source: Path, tmp_path: Path) -> None:
-    mlcpipe.convert(source, output=tmp_path / "plain")
+    mlcpipe.convert(source, quantization="q4f16_1", output=tmp_path / "plain")
     plain = dict(open_params(tmp_path / "plain", None))
     found = quantized(source, tmp_path / "calibrated", WORDS)
     assert {name: (a.shape, a.dtype) for name, a in found.items()} == {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import TargetError
 from mlcpipe.models import build_model, gguf_families
-from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.targets import load_target
@@ -44,10 +43,18 @@ for family, names in _OTHERS.items():
 assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for name in names)
 
 
-def facts_of(config: Mapping[str, Any]) -> ModelFacts:
-    """A model's facts, with the scale of its rope in float32, as GGUF has it."""
-    facts = build_model(config).facts
-    return replace(facts, ropes=tuple(replace(rope, scale=float(np.float32(rope.scale))) for rope in facts.ropes))
+def facts_of(config: Mapping[str, Any]) -> Any:
+    """A model's facts and those of its layers, with numbers in float32, as GGUF has them."""
+    model = build_model(config)
+    return _rounded([asdict(facts) for facts in (model.facts, *model.attentions())])
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_rounded(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return np.float32(value) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -59,8 +66,8 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
     expected = [name for name in source.tensors if not (tied and name == "lm_head.weight")]
     assert list(found.tensors) == expected
     for name in expected:
-        # Gemma's norms are stored with 1 added, which rounds them.
-        rounded = 1e-6 if case.model_type.startswith("gemma") and name.endswith("norm.weight") else 0.0
+        # Norms that are stored with 1 added are rounded.
+        rounded = 1e-6 if gguf_families()[case.model_type].norm_offset and name.endswith("norm.weight") else 0.0
         np.testing.assert_allclose(found.read(name), np.squeeze(source.read(name)), rtol=0, atol=rounded, err_msg=name)
 
 

@@ -34,9 +34,11 @@ SIZES: Mapping[str, Any] = {
 # A family's own options, and the fields of SIZES that it leaves out.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "bert": {},
+    "eurobert": {"num_key_value_heads": 2, "attention_bias": True, "pad_token_id": 0, "mask_token_id": 4},
     "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 3, "pad_token_id": 0},
     "nomic_bert": {},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "xlm-roberta": {"type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 162},
 }
 POOLING = {
     "cls": "pooling_mode_cls_token",

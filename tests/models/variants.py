@@ -18,7 +18,31 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
 
+_FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "apertus": {"plain_rope": {**_rope("default"), "attention_bias": True}},
+    "arcee": {"biases": {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "hub": True}},
+    "bitnet": {"bias_tied": {"attention_bias": True, "tie_word_embeddings": True, "hub": True}},
+    "cohere": {"head_norms": {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3, "hub": True}},
+    "cohere2": {"full_between": {**_FULL_BETWEEN, "logit_scale": 0.3, "attention_bias": True, "head_dim": 24}},
+    "cwm": {
+        "llama3": {
+            **_rope(
+                "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+            ),
+            "mlp_bias": True,
+        }
+    },
+    "ernie4_5": {"biases": {"use_bias": True, "tie_word_embeddings": False, "hub": True}},
+    "exaone4": {"full_between": _FULL_BETWEEN},
+    "glm": {"whole_heads": {**_rope("default", partial_rotary_factor=1.0), "attention_bias": False}},
+    "glm4": {"quarter": {"partial_rotary_factor": 0.25, "tie_word_embeddings": True, "hub": True}},
+    "helium": {"biases": {"attention_bias": True, "mlp_bias": True, "hub": True}},
+    "hunyuan_v1_dense": {
+        "alpha_bias": {**_rope("dynamic", alpha=50.0, factor=1.0), "attention_bias": True, "hub": True}
+    },
     "llama": {
         "llama3_tied": {
             **_rope(
@@ -42,6 +66,19 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             mscale_all_dim=0.5,
             truncate=False,
         ),
+    },
+    "ministral3": {
+        "growing": {
+            **_rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.3,
+            ),
+            "sliding_window": 8,
+        }
     },
     "mistral": {"no_window": {"sliding_window": None, "head_dim": 24, "vocab_size": 163, "hub": True}},
     "qwen2": {"windowed_tied": {**_WINDOWED, "tie_word_embeddings": True, "vocab_size": 163, "hub": True}},
@@ -84,6 +121,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
     },
+    "gemma": {"legacy": {"hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False, "head_dim": 24}},
     "gemma2": {
         "softcaps": {
             "attn_logit_softcapping": 4.0,
@@ -178,6 +216,31 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
+    "nemotron": {
+        "biases": {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "partial_rotary_factor": 0.25,
+            "num_key_value_heads": 4,
+            "hub": True,
+        }
+    },
+    "olmo": {"clipped": {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": 4, "hub": True}},
+    "olmo3": {
+        "yarn": {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                    "rope_theta": 1e4,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "attention_bias": True,
+        }
+    },
     "mixtral": {
         "window": {"sliding_window": 8, "head_dim": 24, "vocab_size": 163, "num_local_experts": 6, "hub": True}
     },
@@ -192,6 +255,10 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
         "sparse_step": {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True},
+    },
+    "seed_oss": {"biases": {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "hub": True}},
+    "vaultgemma": {
+        "softcaps": {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 20}
     },
     "stablelm": {
         "parallel": {

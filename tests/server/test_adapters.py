@@ -30,7 +30,7 @@ RANKS = {"first": 8, "second": 16, "third": 40}
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("adapted") / "bundle"
-    return mlcpipe.compile(DEMO, target=QUICK, output=output, adapters=True)
+    return mlcpipe.compile(DEMO, target=QUICK, quantization="q4f16_1", output=output, adapters=True)
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,9 @@ def kind(number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mlcpipe.compile(DEMO, target=QUICK, output=tmp_path_factory.mktemp("model") / "m", adapters=True)
+    return mlcpipe.compile(
+        DEMO, target=QUICK, quantization="q4f16_1", output=tmp_path_factory.mktemp("model") / "m", adapters=True
+    )
 
 
 @pytest.fixture(scope="module")

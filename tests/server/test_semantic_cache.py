@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     asked, similar, other = mlcpipe.Embedder(encoder).embed([ASKED, SIMILAR, OTHER])
     low, high = float(asked @ other), float(asked @ similar)
     assert low < high
-    model = mlcpipe.compile(DEMO, target=QUICK, output=folder / "model", adapters=True)
+    model = mlcpipe.compile(DEMO, target=QUICK, quantization="q4f16_1", output=folder / "model", adapters=True)
     options = ("--semantic-cache", encoder, "--semantic-threshold", (low + high) / 2, "--semantic-entries", 4)
     keys = ("--api-key", "one", "--api-key", "two", "--adapter-ranks", 16)
     with running_server(model, *options, *keys, "--threads", 2) as running:

@@ -37,7 +37,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ios_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_zig() is None:
         pytest.skip("static libraries need ziglang")
-    return mlcpipe.compile(DEMO, target="ios", output=tmp_path_factory.mktemp("ios") / "bundle")
+    return mlcpipe.compile(DEMO, target="ios", quantization="q4f16_1", output=tmp_path_factory.mktemp("ios") / "bundle")
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_a_bundle_for_metal_becomes_a_package(tmp_path: Path) -> None:
     if find_zig() is None:
         pytest.skip("static libraries need ziglang")
     bundle, package = tmp_path / "bundle", tmp_path / "Chat"
-    mlcpipe.compile(DEMO, target="metal-a17", output=bundle)
+    mlcpipe.compile(DEMO, target="metal-a17", quantization="q4f16_1", output=bundle)
     assert main(["package", str(bundle), "--app", "ios", "-o", str(package)]) == 0
     code = package / "Model.xcframework" / "ios-arm64" / "libmodel.a"
     assert code.read_bytes() == (bundle / "lib" / "libmodel.a").read_bytes()

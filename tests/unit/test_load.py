@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import pytest
 
 import mlcpipe
 from mlcpipe import cli, loading
-from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
+from mlcpipe.cli import main
+from mlcpipe.compiler import automatic
+from mlcpipe.compiler.preflight import Purpose
+from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, TemplateError, UsageError
 from mlcpipe.support.defaults import CHAT, EMBED
+from mlcpipe.support.progress import SilentProgress
 from mlcpipe.support.resources import demo_model_path
 from tests.conftest import Bundles, linked_cache, write_llama
+from tests.unit.cards import Cards, install
 
 QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
 
@@ -27,12 +33,21 @@ def cache(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """(target, quantization) of each compilation, which makes an empty bundle."""
-    made: list[tuple[str, str]] = []
+def cards(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
+    """A GPU that gains for models of any size."""
+    monkeypatch.setattr(automatic, "STEP_S", 0.0)
+    return install(monkeypatch, cache)
 
-    def compile(checkpoint: Path, target: str, quantization: str, output: Path, **options: Any) -> None:
-        made.append((target, quantization))
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """(target, quantization) of each compilation, and a method if one was asked for; it makes an empty bundle."""
+    made: list[tuple[str, ...]] = []
+
+    def compile(
+        checkpoint: Path, target: str, quantization: str, output: Path, method: str | None, **options: Any
+    ) -> None:
+        made.append((target, quantization, *filter(None, [method])))
         output.mkdir(parents=True)
         (output / "mlcpipe.json").write_text("{}")
 
@@ -41,7 +56,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def test_a_checkpoint_is_compiled_once_and_runs(cache: Path) -> None:
-    engine = mlcpipe.load(context_length=256, threads=1)
+    engine = mlcpipe.load(quantization="q4f16_1", context_length=256, threads=1)
     assert engine.on_host and engine.threads == 1 and engine.context_length == 256
     assert engine.manifest.target.name == "cpu-native" and engine.manifest.quantization == "q4f16_1"
     bundles = list((cache / "bundles").iterdir())
@@ -53,17 +68,32 @@ def test_a_checkpoint_is_compiled_once_and_runs(cache: Path) -> None:
 
 
 def test_target_and_quantization_have_bundles_of_their_own(
-    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path
+    cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     for _ in range(2):
-        for quantization in (None, "q8f16_1"):
+        for quantization in (None, "q4f16_m", "q8f16_1"):
             for target in (None, "cpu"):
                 loading.prepare_bundle(checkpoint, quantization=quantization, target=target)
-    assert compiled == [("cpu-native", "q4f16_1"), ("cpu", "q4f16_1"), ("cpu-native", "q8f16_1"), ("cpu", "q8f16_1")]
+    assert compiled == [("cpu-native", "q4f16_m"), ("cpu", "q4f16_m"), ("cpu-native", "q8f16_1"), ("cpu", "q8f16_1")]
 
 
-def test_new_tuning_records_need_a_new_bundle(cache: Path, compiled: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_the_best_has_a_bundle_of_its_own(cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    bundles = [loading.prepare_bundle(checkpoint, best=best) for best in (True, False, True)]
+    assert compiled == [("cpu-native", "q4f16_m", "gptq"), ("cpu-native", "q4f16_m")]
+    assert bundles[0] == bundles[2] != bundles[1]
+    with pytest.raises(UsageError, match="--best has no effect on a bundle"):
+        loading.prepare_bundle(bundles[0], best=True)
+    for quantization in ("keep", "q8f16_1"):
+        with pytest.raises(
+            UsageError, match=f"--method gptq has no effect on {quantization}.*leave it, or --best, out"
+        ):
+            loading.prepare_bundle(checkpoint, quantization=quantization, best=True)
+    assert len(compiled) == 2
+
+
+def test_new_tuning_records_need_a_new_bundle(cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     for content in (None, "records", "other records"):
         if content is not None:
@@ -73,7 +103,7 @@ def test_new_tuning_records_need_a_new_bundle(cache: Path, compiled: list[tuple[
     assert len(compiled) == 3
 
 
-def test_each_kv_cache_dtype_has_a_bundle(cache: Path, compiled: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_each_kv_cache_dtype_has_a_bundle(cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     bundles = [loading.prepare_bundle(checkpoint, kv_cache_dtype=dtype) for dtype in (None, "auto", "q8", "q8")]
     assert bundles[0] == bundles[1] != bundles[2] == bundles[3] and len(compiled) == 2
@@ -104,7 +134,7 @@ def test_each_kv_cache_dtype_has_a_bundle(cache: Path, compiled: list[tuple[str,
     ],
 )  # fmt: skip
 def test_mistakes_are_told_before_the_work(
-    cache: Path, compiled: list[tuple[str, str]], arguments: dict[str, Any], error: type[MlcpipeError], words: str
+    cache: Path, compiled: list[tuple[str, ...]], arguments: dict[str, Any], error: type[MlcpipeError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
         mlcpipe.load(**arguments)
@@ -121,7 +151,7 @@ def test_mistakes_are_told_before_the_work(
     ],
 )
 def test_a_checkpoint_is_judged_for_its_task(
-    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, lost: str, arguments: dict[str, Any], words: str
+    cache: Path, compiled: list[tuple[str, ...]], tmp_path: Path, lost: str, arguments: dict[str, Any], words: str
 ) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     if lost:
@@ -130,6 +160,113 @@ def test_a_checkpoint_is_judged_for_its_task(
         loading.prepare_bundle(checkpoint, **arguments)
     assert words.replace("CHECKPOINT", str(checkpoint)) in str(caught.value) and not compiled
     assert loading.prepare_bundle(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target", "why"),
+    [
+        ({}, "vulkan", "Fast card reads 4.0 TB/s, the CPU 40 GB/s"),
+        ({"device": "cpu"}, "cpu-native", ""),
+        ({"target": "cpu"}, "cpu", ""),
+        ({"target": "webgpu", "runs_here": False}, "webgpu", ""),
+        ({"kv_cache_dtype": "f32"}, "vulkan", "Fast card reads 4.0 TB/s, the CPU 40 GB/s"),
+        ({"context": 99_999_999, "task": CHAT}, "", "--context; expected 1 to the model's"),
+    ],
+)
+def test_auto_takes_a_gpu_that_gains(
+    cards: Cards, compiled: list[tuple[str, str]], tmp_path: Path, arguments: dict[str, Any], target: str, why: str
+) -> None:
+    places: list[automatic.Place] = []
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    if not target:
+        with pytest.raises(UsageError, match=why):
+            loading.prepare_bundle(checkpoint, **arguments)
+    else:
+        loading.prepare_bundle(checkpoint, chosen=places.append, **arguments)
+    assert [name for name, _ in compiled] == [target] * bool(target)
+    assert [place.why for place in places] == [why] * bool(why and target)
+
+
+def test_a_choice_is_noted_and_the_bundle_of_the_cpu_is_an_estimate(
+    cards: Cards, tiny_bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing judges the checkpoint again to find that the card, which is full, does not hold the model."""
+    noted: list[str] = []
+    made = tiny_bundles["q0f32"]
+    cards.card = replace(cards.card, free=1 << 20)
+    monkeypatch.setattr(SilentProgress, "note", lambda _, text: noted.append(text))
+
+    def compile(checkpoint: Path, output: Path, **options: Any) -> None:
+        shutil.copytree(made, output)
+
+    monkeypatch.setattr(mlcpipe, "compile", compile)
+    first = loading.prepare_bundle(tiny_bundles.checkpoint)
+    monkeypatch.setattr(Purpose, "judge", None)
+    assert loading.prepare_bundle(tiny_bundles.checkpoint) == first
+    assert noted[-1].startswith("compiled for cpu-native: Fast card has 1.00 MiB free, and the model takes 16.")
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }",
+            "does not compile in chat_template of CHECKPOINT, line 1; found Temp",
+        ),
+        ("{{ messages[0].no.more }}", "the chat template failed in chat_template of CHECKPOINT; found UndefinedError"),
+        ("{{ raise_exception('first a system message') }}", ""),
+    ],
+)
+def test_a_chat_template_is_tried_before_the_work(
+    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, template: str, words: str
+) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    (checkpoint / "chat_template.jinja").write_text(template)
+    raised = ""
+    try:
+        loading.prepare_bundle(checkpoint, task=CHAT)
+    except TemplateError as error:
+        raised = str(error)
+    assert words.replace("CHECKPOINT", str(checkpoint)) in raised and bool(compiled) == (not words) == (not raised)
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "words"),
+    [
+        ("avx9", ["chat", "-p", "hi"], "MLCPIPE_CPU_VARIANT names no variant of the target in cpu-native; expected "),
+        (
+            "",
+            ["compile", "-o", "out", "--bits-per-weight", "4"],
+            "expected a model with a context of 512 tokens or more",
+        ),
+    ],
+)
+def test_more_that_is_told_before_the_work(
+    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], variant: str, options: list[str], words: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLCPIPE_CPU_VARIANT", variant)
+    with open(os.devnull, encoding="utf-8") as empty:
+        monkeypatch.setattr("sys.stdin", empty)
+        assert main([*options, str(write_llama(tmp_path / "checkpoint"))]) == 2 and not compiled
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_compile_needs_a_tokenizer_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile(*given: object, **options: object) -> None:
+        raise UsageError("compiling")
+
+    monkeypatch.setattr(mlcpipe, "compile", compile)
+    checkpoint = write_llama(tmp_path / "checkpoint", tokenizer=False)
+    for options, words in (
+        ([], f"no tokenizer in {checkpoint}; expected tokenizer.json"),
+        (["--no-tokenizer"], "compiling"),
+    ):
+        assert main(["compile", str(checkpoint), "-o", str(tmp_path / "out"), *options]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_bundle_is_judged_for_its_task(demo_bundles: dict[str, Path]) -> None:

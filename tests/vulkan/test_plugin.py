@@ -15,6 +15,7 @@ from mlcpipe import loading
 from mlcpipe.cli import main
 from mlcpipe.devices import vulkan
 from mlcpipe.devices.support import vulkan_plugin
+from mlcpipe.devices.support.speeds import copied_gb_s
 from mlcpipe.errors import TargetError, UsageError
 from tests.conftest import write_llama
 
@@ -100,3 +101,8 @@ def test_a_checkpoint_is_compiled_for_the_device_that_is_there(
     for target in (None, "vulkan"):
         loading.prepare_bundle(checkpoint, "vulkan:0", target=target)
     assert seen == [gpu.best_target(), "vulkan"]
+
+
+def test_a_device_copies_and_software_is_no_hardware(gpu: vulkan.Device) -> None:
+    assert copied_gb_s(gpu) > 0
+    assert gpu.is_hardware == (gpu.kind != "software")

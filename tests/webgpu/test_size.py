@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_the_released_library_is_small_and_runs(tmp_path: Path) -> None:
-    bundle = mlcpipe.compile(DEMO, target="webgpu", output=tmp_path / "bundle")
+    bundle = mlcpipe.compile(DEMO, target="webgpu", quantization="q4f16_1", output=tmp_path / "bundle")
     raw = (bundle / "lib" / "model.wasm").read_bytes()
     assert len(raw) <= 3_600_000
     assert len(gzip.compress(raw)) <= 1_200_000

@@ -190,7 +190,7 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
                 yield _as(rows, published(f"model.layers.{layer}.{family.names[one]}.{suffix}"))
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
-            add = -family.norm_offset if part.endswith("norm") else 0.0
+            add = -family.norm_offset if part.endswith("norm") and suffix == "weight" else 0.0
             one = _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
             yield _grouped(one, heads["attn_q"], heads["attn_k"]) if part == "attn_qkv" and family.grouped else one
         else:

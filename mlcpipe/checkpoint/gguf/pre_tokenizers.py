@@ -97,19 +97,19 @@ _DIGITS_GPT2 = Pipeline(lambda: _bytes_after(_digits(), use_regex=True))
 _LLAMA3 = Pipeline(_patterns(_CL100K), ignore_merges=True, adds_bos=True)
 
 PIPELINES = {
-    **dict.fromkeys(("gpt-2", "phi-2", "a.x-4.0", "mellum", "trillion"), _GPT2),
+    **dict.fromkeys(("gpt-2", "phi-2", "a.x-4.0", "mellum", "trillion", "exaone4"), _GPT2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "minerva-7b"), _DIGITS_GPT2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Pipeline(_patterns(_CL100K))),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), Pipeline(_patterns(_CL100K))),
     "qwen2": Pipeline(_patterns(_QWEN), nfc=True),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez"), Pipeline(_patterns(_QWEN))),
     "seed-coder": Pipeline(_patterns(_QWEN.replace(r"+[\r\n]*", "+"))),
     "qwen35": Pipeline(_patterns(_QWEN35), nfc=True),
-    "mpt": Pipeline(_GPT2.pre_tokenizer, nfc=True),
+    **dict.fromkeys(("mpt", "olmo"), Pipeline(_GPT2.pre_tokenizer, nfc=True)),
     "gpt-4o": Pipeline(_patterns(_O200K)),
     "tekken": Pipeline(_patterns(_TEKKEN), ignore_merges=True, adds_bos=True),
     "falcon": Pipeline(_falcon),
     "deepseek-llm": Pipeline(_deepseek_llm),
     "deepseek-coder": Pipeline(_deepseek_coder),
-    "deepseek-v3": Pipeline(_patterns(*_DEEPSEEK_V3)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), Pipeline(_patterns(*_DEEPSEEK_V3))),
 }

@@ -39,9 +39,12 @@ def linear_or_yarn(metadata: Metadata, arch: str) -> dict[str, Any] | None:
     for name in ("beta_fast", "beta_slow"):
         if (key := f"{prefix}yarn_{name}") in metadata.values:
             table[name] = metadata.number(key)
-    for name in ("ext_factor", "attn_factor", "log_multiplier"):
-        if (key := f"{prefix}yarn_{name}") in metadata.values:
-            raise metadata.error(key, "no such key", metadata.number(key))
+    usual = {"ext_factor": 1.0, "attn_factor": 0.1 * math.log(max(factor, 1.0)) + 1.0}
+    for name, neutral in usual.items():
+        if abs((value := metadata.number(key := f"{prefix}yarn_{name}", neutral)) - neutral) > _TOLERANCE:
+            raise metadata.error(key, f"{neutral:g}, or no such key", value)
+    if multiplier := metadata.number(f"{prefix}yarn_log_multiplier", 0.0):
+        table |= {"mscale": 1.0, "mscale_all_dim": multiplier}
     return table
 
 

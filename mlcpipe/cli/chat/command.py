@@ -12,6 +12,7 @@ from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.cli.chat.stats import SpeedLine
 from mlcpipe.cli.options import (
     AdapterOption,
+    BestOption,
     ContextOption,
     ContextShiftOption,
     DeviceOption,
@@ -27,7 +28,7 @@ from mlcpipe.cli.options import (
 )
 from mlcpipe.cli.terminal import stderr_console
 from mlcpipe.errors import UsageError, naming
-from mlcpipe.loading import bundle_of, engine_device, model_title, prepare_bundle
+from mlcpipe.loading import engine_device, model_title, prepare_bundle
 from mlcpipe.support.defaults import AUTO, CHAT, THINKING_EFFORTS, WRITE
 from mlcpipe.support.env import env
 from mlcpipe.support.progress import console_progress
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from mlcpipe import Engine
     from mlcpipe.cli.chat.session import Session
+    from mlcpipe.compiler.automatic import Place
 
 _IN_BROWSER = "In the browser"
 
@@ -48,6 +50,7 @@ def chat_command(
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     target: TargetOption = None,
     quantization: QuantizationOption = None,
+    best: BestOption = False,
     kv_cache_dtype: KvCacheDtypeOption = None,
     device: DeviceOption = AUTO,
     threads: ThreadsOption = None,
@@ -124,7 +127,7 @@ def chat_command(
         if sampling.get("think") is False:
             others["no-think"] = True
         given = {option_name(key): value for key, value in (sampling | others).items()}
-        return chat_in_browser(model, target, quantization, port=port, show=browser, given=given)
+        return chat_in_browser(model, target, quantization, best=best, port=port, show=browser, given=given)
     from mlcpipe.cli.chat.session import Session
     from mlcpipe.cli.chat.single_prompt import ask_once, question_of  # needs pydantic
 
@@ -143,10 +146,12 @@ def chat_command(
         raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
     console = stderr_console()
     question = question_of(prompt, as_json=as_json, console=console)
+    places: list[Place] = []
     with console_progress(console) as progress:
         bundle = prepare_bundle(
-            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
-            adapters=adapter is not None, task=WRITE if raw else CHAT, context=context, progress=progress,
+            model, device, quantization, best=best, target=target, kv_cache_dtype=kv_cache_dtype,
+            adapters=adapter is not None, task=WRITE if raw else CHAT, context=context,
+            chosen=places.append if question is None else None, progress=progress,
         )  # fmt: skip
     with naming(model_title(model), bundle):
         engine = _open(
@@ -167,7 +172,7 @@ def chat_command(
         session.resume(file, values, system)
     describe = SpeedLine(engine, console)
     if question is None:
-        about = _about(engine, model, device, target)
+        about = _about(engine, model, device, target, *places)
         _converse(session, engine.context_length, about, describe, show_stats=stats, hide_thinking=hide_thinking)
     else:
         ask_once(session, question, describe if stats else None, as_json=as_json, hide_thinking=hide_thinking)
@@ -196,15 +201,14 @@ def _open(bundle: Path, console: Console, **options: Any) -> Engine:
         return Engine(bundle, **options, progress=progress)
 
 
-def _about(engine: Engine, model: str | None, device: str, target: str | None) -> list[tuple[str, str]]:
-    """The model, and where it runs and why."""
+def _about(
+    engine: Engine, model: str | None, device: str, target: str | None, place: Place | None = None
+) -> list[tuple[str, str]]:
+    """The model, and where it runs and why; `place` was chosen for a checkpoint."""
     manifest = engine.manifest
+    why = "what the bundle is for" if place is None else place.why
     if device != AUTO or target is not None:
         why = f"as {'--target' if device == AUTO else '--device'} says"
-    elif bundle_of(model) is not None:
-        why = "what the bundle is for"
-    else:
-        why = "the default; --device names a GPU"
     threads = f" ({engine.threads} thread{'' if engine.threads == 1 else 's'})" if engine.on_host else ""
     return [
         ("model", f"{model_title(model)} · {manifest.model.model_type} · {manifest.quantization}"),

@@ -85,7 +85,7 @@ def tune_command(
     variant = _variant(wanted, board)
     path = records or files_of(wanted, env().cache_dir)[-1]
     known = [r for r in read_records(path) if (r.device, r.variant) == (device, variant.name)]
-    tasks = [task for task in _tasks(model, quantization, wanted, variant) if task.space.family in families]
+    tasks = [task for task in _tasks(model, quantization, target, wanted, variant) if task.space.family in families]
     if not tasks:
         raise UsageError("the model has no kernel with knobs", where=target, expected=f"one of {', '.join(families)}")
     if verify:
@@ -164,13 +164,14 @@ def _variant(target: Target, board: Board | None) -> Variant:
     return best or found[-1]
 
 
-def _tasks(model: str, quantization: str | None, target: Target, variant: Variant) -> list[Task]:
-    """The tunable tasks, the most work first."""
+def _tasks(model: str, quantization: str | None, name: str, target: Target, variant: Variant) -> list[Task]:
+    """The tunable tasks, the most work first; `name` is the target's."""
     from mlcpipe.checkpoint import resolve
+    from mlcpipe.compiler.preflight import Purpose
     from mlcpipe.tuning.tasks import lower, model_of, tasks_of
 
     with console_progress(stderr_console(), lasting=False) as progress:
-        path = resolve(model, progress)
+        path = resolve(model, progress, check=Purpose(name, quantization, title=model).check)
         progress.stage("find the kernels")
         tasks = tasks_of(lower(model_of(path, quantization), target), variant)
     return sorted(tasks, key=lambda task: -task.work)

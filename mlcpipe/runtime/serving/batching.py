@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle.memory import many_sequences
-from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.errors import ComputeError, UsageError, last_line
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle
@@ -25,11 +24,9 @@ from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter, read_packed
 from mlcpipe.runtime.serving.answer_loop import AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable
 from mlcpipe.runtime.serving.core import Core
-from mlcpipe.runtime.serving.draft_heads import DraftHeads
-from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource
-from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError, Request, Stream, Wake, check_request
 from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.open_drafts import can_draft, draft_source
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
 from mlcpipe.runtime.serving.sequence import Finish
 
@@ -66,16 +63,10 @@ class Batching:
             check_shiftable(min(bundle.context_length, kv_tokens))
         max_sequences = max_sequences or bundle.manifest.model.max_batch
         limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
-        drafts = drafts and not slot_bytes(bundle.manifest.states)  # such states cannot go back
+        drafts = drafts and can_draft(bundle)
         units = many_sequences(bundle.manifest, bundle.context_length, kv_tokens)
         self._core = Core(bundle, units, limits, adapter_blocks=adapter_blocks, swap_bytes=swap_bytes)
-        source: DraftSource | None = None
-        if draft_model is not None:
-            source = DraftModel(draft_model, kv_tokens, max_sequences)
-        elif drafts and bundle.manifest.model.draft_heads:
-            source = DraftHeads(self._core)
-        elif drafts and bundle.manifest.model.eagle is not None:
-            source = EagleDraft(self._core, kv_tokens)
+        source = draft_source(self._core, draft_model, kv_tokens, max_sequences) if drafts else None
         self._answers = AnswerLoop(self._core, drafts=drafts, draft_model=source, context_shift=context_shift)
         self._scheduler, self._kv_tokens = self._core.scheduler, kv_tokens
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -11,6 +11,7 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import block_bytes, blocks_of
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.interface import ServingEngine
+from mlcpipe.runtime.serving.open_drafts import check_draft_model
 from tir_schedules.step_layout import PAGE
 
 _SWAP_SHARE = 0.25  # of the host's free memory, for pages of preempted sequences on a GPU
@@ -41,12 +42,8 @@ def open_engine(
     if bundle.manifest.model.embedding is not None:
         raise UsageError("the model embeds texts and writes none", next_step="use mlcpipe embed or mlcpipe.Embedder")
     bundles = [one for one in (bundle, draft_model) if one is not None]
-    recurrent = [one.manifest.model.model_type for one in bundles if slot_bytes(one.manifest.states)]
-    if draft_model is not None and recurrent:
-        raise UsageError(
-            "a draft model", expected="models whose states go back by a token", found=", ".join(recurrent),
-            next_step="serve without --draft-model",
-        )  # fmt: skip
+    if draft_model is not None:
+        check_draft_model(bundle, draft_model)
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
     # Apart from the pages: the memory of a forward, and logits of rows of each kind and of a draft head.
     rest = sum(running_bytes(each.manifest) + _logits_bytes(each) for each in bundles)

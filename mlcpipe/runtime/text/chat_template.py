@@ -23,6 +23,7 @@ from mlcpipe.runtime.text.contents import ContentMarks
 from mlcpipe.runtime.text.template_sandbox import LimitError, Sandbox
 
 MAX_SOURCE = 256 << 10  # characters; templates with tools and reasoning have about 3000
+REFUSED = "the chat template refuses the messages"
 _MAX_STRFTIME = 256  # characters of a date format
 _HERE = "the message continues here "
 _PROBE, _PART = "the text of a message", {"type": "text"}
@@ -286,9 +287,7 @@ def _clock(now: Callable[[], datetime]) -> Callable[[str], str]:
 def _failure(error: Exception, what: str) -> TemplateError:
     found = f"{type(error).__name__}: {error}"[:300]
     if isinstance(error, _Refusal):
-        return TemplateError(
-            "the chat template refuses the messages", found=str(error)[:300], next_step="change the messages"
-        )
+        return TemplateError(REFUSED, found=str(error)[:300], next_step="change the messages")
     if isinstance(error, LimitError):
         return TemplateError(
             "the chat template was stopped",

@@ -19,10 +19,10 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
-_THINK_BEGIN, _THINK_END = "<think>\n", "\n</think>\n\n"
+THINK_BEGIN, THINK_END = "<think>\n", "\n</think>\n\n"
 _BEGINS = (CHANNEL, START, "to=")  # of the first header
 _MAX_HEADER = 1024  # characters; a longer one is text
-_THOUGHTS = re.compile(r"<think>\n.*?(</think>\s*|$)", re.DOTALL)
+_THOUGHTS = re.compile(r"<think>\n(.*?)(</think>\s*|$)", re.DOTALL)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
@@ -126,7 +126,7 @@ class HarmonyText:
     def flush(self) -> str:
         """The rest, after the last token."""
         parts = self._reader.push(self._stream.flush()) + self._reader.finish()
-        end = _THINK_END if self._last == ANALYSIS and not any(part.begins for part in parts) else ""
+        end = THINK_END if self._last == ANALYSIS and not any(part.begins for part in parts) else ""
         return "".join(map(self._shown, parts)) + end.rstrip()
 
     def _shown(self, part: Part) -> str:
@@ -135,15 +135,20 @@ class HarmonyText:
         before, self._last = self._last, part.channel
         if part.channel == before:
             return part.text
-        begin = _THINK_BEGIN if part.channel == ANALYSIS else "\n\n" if before == COMMENTARY else ""
-        return (_THINK_END if before == ANALYSIS else "") + begin + part.text
+        begin = THINK_BEGIN if part.channel == ANALYSIS else "\n\n" if before == COMMENTARY else ""
+        return (THINK_END if before == ANALYSIS else "") + begin + part.text
 
 
 def without_thoughts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose answers are without the thoughts that `HarmonyText` writes."""
+    """Messages without the thoughts that `HarmonyText` writes into answers; those before a call become `thinking`."""
     return [
-        {**message, "content": _THOUGHTS.sub("", message["content"])}
+        _without(message, message["content"])
         if message.get("role") == "assistant" and isinstance(message.get("content"), str)
         else dict(message)
         for message in messages
     ]
+
+
+def _without(message: Mapping[str, Any], content: str) -> dict[str, Any]:
+    found = _THOUGHTS.search(content) if message.get("tool_calls") else None
+    return {**message, "content": _THOUGHTS.sub("", content)} | ({"thinking": found[1].strip()} if found else {})

@@ -244,7 +244,7 @@ def _parts(content: nodes.Expr) -> nodes.Expr:
     asked, text, other = (copy.deepcopy(content) for _ in range(3))
     pairs = [nodes.Pair(nodes.Const("type"), nodes.Const("text")), nodes.Pair(nodes.Const("text"), text)]
     part, is_string = nodes.Dict(pairs), nodes.Test(asked, "string", [], [], None, None)
-    return nodes.CondExpr(is_string, nodes.List([part]), other).set_lineno(content.lineno)
+    return nodes.CondExpr(is_string, nodes.List([part]), other, lineno=content.lineno)
 
 
 def _each(budget: Budget, values: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 environment.tokenize_in_one_thread()
 
 
-def guarded(what: str, where: object, call: Callable[[], T]) -> T:
+def guarded(what: str, where: object, call: Callable[[], T], next_step: str | None = None) -> T:
     """Runs a call into the library; its exceptions and Rust panics become TokenizerError.
 
     Rust prints a panic before Python sees it. Its lines stay: file descriptor 2 belongs to the whole process.
@@ -26,7 +26,7 @@ def guarded(what: str, where: object, call: Callable[[], T]) -> T:
     except BaseException as error:
         # A panic is pyo3's PanicException, a BaseException with no importable name. KeyboardInterrupt propagates.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerError(what, where=where, found=str(error)[:200]) from error
+            raise TokenizerError(what, where=where, found=str(error)[:200], next_step=next_step) from error
         raise
 
 

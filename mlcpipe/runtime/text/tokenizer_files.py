@@ -108,7 +108,9 @@ def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
         if source.startswith(LFS_START.decode()):
             raise TokenizerError("a pointer of Git LFS, not the tokenizer", where=path, next_step=LFS_ADVICE)
         check_source(source)
-        library = guarded("broken tokenizer", path, lambda: tokenizers.Tokenizer.from_str(source))
+        library = guarded(
+            "broken tokenizer", path, lambda: tokenizers.Tokenizer.from_str(source), "download tokenizer.json again"
+        )
     elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
         library = _gpt2(folder, kind or GPT2)
     elif (folder / "vocab.txt").exists() and kind == BERT:

@@ -109,7 +109,7 @@ def android_bundle(once: Once) -> Callable[[str], Path]:
             path = folder / f"{target}.toml"
             path.write_text(f'base = "{target}"\n{UNOPTIMIZED}', encoding="utf-8")
             target = str(path)
-        return str(mlcpipe.compile(DEMO, target=target, output=folder / "chat"))
+        return str(mlcpipe.compile(DEMO, target=target, quantization="q4f16_1", output=folder / "chat"))
 
     def bundle(target: str) -> Path:
         if find_zig() is None:

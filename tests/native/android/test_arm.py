@@ -63,7 +63,7 @@ def test_an_arm_jvm_answers_as_python(
     scenario = scenario_in(emulated, arm_library, library_and_classes[1])
     data, code = project / "models/chat/model.mlcp", project / "jniLibs/arm64-v8a/libmodel_chat.so"
     said = scenario("conversation", data, code, *QUESTIONS)
-    same = mlcpipe.compile(DEMO, target=QUICK, kv_cache_dtype="q8", output=tmp_path / "same")
+    same = mlcpipe.compile(DEMO, target=QUICK, quantization="q4f16_1", kv_cache_dtype="q8", output=tmp_path / "same")
     assert [(s["prompt"], s["text"], s["tokens"][2]) for s in said] == conversation(Engine(same))
 
 

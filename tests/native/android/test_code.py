@@ -82,7 +82,7 @@ def test_an_app_answers_with_it(project: Path, scenario: Scenario, tmp_path: Pat
     """With the data that phones have too."""
     data, code = project / "models/chat/model.mlcp", project / "jniLibs/x86_64/libmodel_chat.so"
     said = scenario("conversation", data, code, *QUESTIONS)
-    same = mlcpipe.compile(DEMO, target=QUICK, kv_cache_dtype="q8", output=tmp_path / "same")
+    same = mlcpipe.compile(DEMO, target=QUICK, quantization="q4f16_1", kv_cache_dtype="q8", output=tmp_path / "same")
     assert [(s["prompt"], s["text"], s["tokens"][2]) for s in said] == conversation(Engine(same))
 
 

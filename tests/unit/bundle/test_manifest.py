@@ -77,6 +77,8 @@ def test_lists_are_taken_for_tuples_and_nothing_else_is_converted() -> None:
 def test_missing_bundle_and_missing_manifest_say_what_to_do(tmp_path: Path) -> None:
     assert "make one with: mlcpipe compile CHECKPOINT --output" in refusal(tmp_path / "nowhere")
     assert re.match(r"missing file in .*mlcpipe\.json", refusal(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert re.match("the folder has a checkpoint, not a bundle in .*; compile it: mlcpipe compile ", refusal(tmp_path))
     assert "mlcpipe compile" in refusal(tmp_path)
 
 

@@ -154,7 +154,7 @@ def _add_byte_level(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
 
 def defaults_of(config: dict[str, Any]) -> Defaults:
     """What a family's config.json need not say, and what it calls the fields of Llama's."""
-    found: Defaults = import_module(f"mlcpipe.models.{config['model_type']}").DEFAULTS
+    found: Defaults = getattr(import_module(f"mlcpipe.models.{config['model_type']}"), "DEFAULTS", Defaults())
     return found
 
 
@@ -178,7 +178,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     kv_heads, types = config.get("num_key_value_heads", heads), config.get("layer_types") or ()
     writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
     layer_norms = defaults_of(config).norm.kind == "layer"
-    (writer.add_layer_norm_eps if layer_norms else writer.add_layer_norm_rms_eps)(config["rms_norm_eps"])
+    eps = 1e-5 if kind == "olmo" else config["rms_norm_eps"]
+    (writer.add_layer_norm_eps if layer_norms else writer.add_layer_norm_rms_eps)(eps)
     if kind == "mpt":
         writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
         writer.add_clamp_kqv(config["attn_config"]["clip_qkv"] or 0.0)
@@ -191,8 +192,22 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if kind in ("qwen3_moe", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss", "starcoder2"):
+    windowed = (
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "mistral",
+        "mixtral",
+        "gpt_oss",
+        "cohere2",
+        "exaone4",
+        "olmo3",
+        "starcoder2",
+    )
+    if kind in windowed:
         writer.add_sliding_window(config.get("sliding_window") or 0)
+    if kind in ("exaone4", "olmo3"):
+        writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
@@ -200,6 +215,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         ("embedding_multiplier", writer.add_embedding_scale),
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
+        ("logit_scale", writer.add_logit_scale),
+        ("clip_qkv", writer.add_clamp_kqv),
         ("conv_L_cache", writer.add_shortconv_l_cache),
     ):
         if config.get(field) is not None:
@@ -222,6 +239,9 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(table["factor"])
+    if (beta := table.get("llama_4_scaling_beta")) is not None:
+        writer.add_attn_temperature_scale(beta)
+        writer.add_rope_scaling_yarn_log_mul(table["mscale_all_dim"])
     if original := config.get("original_max_position_embeddings", table.get("original_max_position_embeddings")):
         writer.add_rope_scaling_orig_ctx_len(original)
     if kind == "llama3":
@@ -284,8 +304,8 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             by_head = values.reshape(count, config["num_attention_heads"] // count + 2, -1, *values.shape[1:])
             apart = (by_head[:, :-2], by_head[:, -2], by_head[:, -1])
             values = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in apart])
-        if kind.startswith("gemma") and name.endswith("norm.weight"):
-            values = values + np.float32(1)
+        if name.endswith("norm.weight"):
+            values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
         yield name, values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.gguf import metadata
 from mlcpipe.checkpoint.hub import resolve
+from mlcpipe.cli import main
 from mlcpipe.compiler import preflight
 from mlcpipe.compiler.preflight import Purpose
 from mlcpipe.errors import MlcpipeError
@@ -81,6 +83,18 @@ def test_refusals(
     assert hub.gets(WEIGHTS) == []
 
 
+@pytest.mark.parametrize("command", ["compile -o out", "convert -o out", "tune", "inspect"])
+def test_commands_that_download(
+    hub: Hub, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = partial(resolve, cache_dir=tmp_path / "cache", endpoint=hub.endpoint)
+    monkeypatch.setattr("mlcpipe.checkpoint.resolve", there)
+    monkeypatch.chdir(tmp_path)
+    hub.files["config.json"] = json.dumps(json.loads(hub.files["config.json"]) | {"model_type": "mamba"}).encode()
+    assert main([*command.split(), SPEC]) == 2 and hub.gets(WEIGHTS) == []
+    assert "unknown architecture in config.json model_type of hf://" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_tokenizer_to_convert(hub: Hub, tmp_path: Path) -> None:
     hub.files["tokenizer.model"] = hub.files.pop("tokenizer.json")
     assert "found only tokenizer.model; convert it once: python -c" in refusal(hub, tmp_path)
@@ -97,8 +111,9 @@ def test_what_is_good_enough_is_downloaded(hub: Hub, tmp_path: Path, lost: str, 
 
 
 def test_memory(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "free_memory", lambda: FreeMemory(4096))
-    assert "not enough memory for the model; expected " in refusal(hub, tmp_path, runs_here=True)
+    monkeypatch.setattr(preflight, "free_memory", lambda: FreeMemory(1 << 20))  # enough for the weights alone
+    words = "not enough memory for the model; expected at least 16.24 MiB free: weights 5"
+    assert words in (line := refusal(hub, tmp_path, runs_here=True)) and "KV cache 68.00 KiB" in line
     assert hub.gets(WEIGHTS) == [] and judged(hub, tmp_path, runs_here=False)
 
 
@@ -111,6 +126,21 @@ def test_the_disk_holds_download_and_bundle(hub: Hub, tmp_path: Path, monkeypatc
     assert hub.gets(WEIGHTS) == []
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=free + download))
     assert judged(hub, tmp_path)
+
+
+def test_without_weights_nothing_more_is_downloaded(hub: Hub, tmp_path: Path) -> None:
+    seen: list[Checkpoint] = []
+
+    def look() -> Path:
+        return resolve(
+            SPEC, SilentProgress(), check=lambda preview, _: seen.append(preview), weights=False,
+            cache_dir=tmp_path / "cache", endpoint=hub.endpoint,
+        )  # fmt: skip
+
+    folder = look()
+    assert hub.gets(WEIGHTS) == [] and (folder / "config.json").is_file() and len(seen) == 1
+    judged(hub, tmp_path)
+    assert look() == folder and len(seen) == 1  # whoever opens it judges it
 
 
 @pytest.fixture
@@ -140,6 +170,13 @@ def test_a_gguf_file_by_its_header(gguf_hub: Hub, tmp_path: Path) -> None:
     words = "unknown architecture in general.architecture of 'hf://org/tiny-model@main:F32'"
     assert words in refusal(gguf_hub, tmp_path, spec)
     assert None not in gguf_hub.gets(name)  # never the whole file
+
+
+def test_a_gguf_file_is_not_downloaded_without_weights(gguf_hub: Hub, tmp_path: Path) -> None:
+    ((name, content),) = gguf_hub.files.items()
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "endpoint": gguf_hub.endpoint}
+    path = resolve(f"{SPEC}:F32", SilentProgress(), check=lambda *_: None, weights=False, **options)
+    assert not path.exists() and None not in gguf_hub.gets(name)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

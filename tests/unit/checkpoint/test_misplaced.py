@@ -54,6 +54,20 @@ def test_a_pointer_to_a_gguf_file(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("x.safetensors", "put config.json and tokenizer.json of its model beside it, and give the folder"),
+        ("x.pt", "pickles are refused: convert them to safetensors"),
+        ("x.png", "give a folder or a GGUF file, or type hf://org/name"),
+    ],
+)
+def test_files(tmp_path: Path, name: str, advice: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=f"not a checkpoint folder in .*{name}.*; found a file; {advice}"):
+        open_checkpoint(tmp_path / name)
+
+
 def test_a_file_of_a_checkpoint(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")

@@ -107,6 +107,7 @@ def test_a_wheel_says_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ["chat", "--target", "toaster", "-p", "x"],
         ["chat"],  # stdin is empty and no terminal
         ["compile"],
+        ["compile", ".", "-o", "out", "--best", "--method", "rtn"],
         ["compile", "no/such/folder", "-o", "out"],
         ["compile", ".", "-o", "out", "--context", "-3"],
         ["compile", "hf://", "-o", "out"],

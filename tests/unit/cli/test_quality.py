@@ -67,7 +67,8 @@ def test_another_checkpoint_is_no_reference(
 def test_require_fails_the_build(
     mlcpipe_run: Run, cli_environment: dict[str, str], tiny_bundles: Bundles, tmp_path: Path
 ) -> None:
-    compiled = ["compile", tiny_bundles.checkpoint, "--target", QUICK, "-o", tmp_path / "out" / "bundle", "--require"]
+    compiled = ["compile", tiny_bundles.checkpoint, "--target", QUICK, "--quantization", "q4f16_1"]
+    compiled += ["-o", tmp_path / "out" / "bundle", "--require"]
     accepted = Path(cli_environment["MLCPIPE_CONFIG"]) / "bundles"
     mlcpipe_run("chat", tiny_bundles.checkpoint, "--quantization", "q0f32", "-p", "a", "--max-tokens", "1")
     known = set(accepted.iterdir()) if accepted.exists() else set()

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,8 +18,9 @@ else:
 pytest.importorskip("fastapi")
 
 from mlcpipe.bundle import read_manifest
-from mlcpipe.cli import main, serve_replicas
+from mlcpipe.cli import main, serve, serve_replicas
 from mlcpipe.cli.serve import _name_of
+from mlcpipe.cli.serve_options import ServeOptions
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.interface import EngineStats
 from mlcpipe.server.metrics import Metrics, merged
@@ -54,6 +55,29 @@ def test_mistakes_are_one_line(arguments: tuple[object, ...], words: str, capsys
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["auto", "cpu", "cpu"]),  # beside a bundle of the CPU
+        ({"ray": 2}, ["cpu", "cpu", "cpu"]),
+        ({"target": "vulkan"}, ["auto", "auto", "auto"]),
+        ({"device": "vulkan"}, ["vulkan", "vulkan", "vulkan"]),
+    ],
+)
+def test_models_beside_the_served_one_run_on_its_device(
+    tiny_bundles: Bundles, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def prepare(model: str, device: str, **_: object) -> Path:
+        asked.append(device)
+        return tiny_bundles["q0f32"]
+
+    monkeypatch.setattr(serve, "prepare_bundle", prepare)
+    serve._prepare(ServeOptions(model="a", draft_model="b", semantic_cache="c", **options))
+    assert asked == expected
 
 
 @pytest.mark.full

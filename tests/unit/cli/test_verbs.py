@@ -20,7 +20,8 @@ from tests.unit.cli.conftest import Run
 def bundle(mlcpipe_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model, compiled."""
     path = tmp_path_factory.mktemp("bundles") / "demo"
-    done = mlcpipe_run("compile", demo_model_path(), "-o", path, "--json", "--target", "cpu-native")
+    options = ["--json", "--target", "cpu-native", "--quantization", "q4f16_1"]
+    done = mlcpipe_run("compile", demo_model_path(), "-o", path, *options)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["bundle"] == str(path) and report["bytes"] > 0

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from mlcpipe.compiler.export import kept_formats
 from mlcpipe.errors import ConfigError, MlcpipeError, TargetError
 from mlcpipe.quantization import load_scheme
 from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe, make_recipe, recipe_name, recipe_text
-from mlcpipe.targets import load_target
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.targets import load_target, target_names
 from mlcpipe.weights.native_formats import planned
 from mlcpipe.weights.table import Weight
 
@@ -41,6 +43,14 @@ def test_the_output_matrix_has_6_bits_or_8() -> None:
     assert schemes(recipe) == ["Q6_K", "Q4_K", None, None, None]
     assert schemes(recipe, None) == ["Q4_K", "Q4_K", None, None, None]
     assert schemes(recipe, "model.layers.0.mlp.down_proj.weight") == ["Q4_K", "Q4_K", "Q8_0", None, None]
+
+
+@pytest.mark.parametrize("target", target_names())
+def test_every_target_reads_what_the_default_stores(target: str) -> None:
+    recipe, formats = load_recipe(DEFAULT_QUANTIZATION), kept_formats(load_target(target))
+    for k in (768, 96, 100):
+        made = [recipe.scheme_of("w", k, output=output) for output in (False, True)]
+        assert {scheme.name for scheme in made if scheme.kept} <= formats
 
 
 def test_the_first_pattern_counts() -> None:

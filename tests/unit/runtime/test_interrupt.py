@@ -165,7 +165,9 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Engine:
         positions=CONTEXT,
         dtype="bfloat16",
     )
-    mlcpipe.compile(write_llama(folder / "checkpoint", sizes), target=QUICK, output=folder / "bundle")
+    mlcpipe.compile(
+        write_llama(folder / "checkpoint", sizes), target=QUICK, quantization="q4f16_1", output=folder / "bundle"
+    )
     return Engine(folder / "bundle", threads=1)
 
 

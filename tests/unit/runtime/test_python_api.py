@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import json
 import threading
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.sampling_params import ToolCall, add_pieces
+from mlcpipe.runtime.serving.cost_model import CostModel
+from mlcpipe.runtime.serving.drafting import Search
+from mlcpipe.runtime.tools import choice_of
 from tests.conftest import Bundles
 
 QUESTIONS = ["What is mlcpipe?", "Hello", "What is TVM?", "What is mlcpipe?"]
@@ -72,6 +77,42 @@ def test_answers_in_threads_and_coroutines_are_those_alone(engine: Engine, alone
     assert [found[index] for index in range(len(QUESTIONS))] == alone
 
 
+@pytest.mark.parametrize("smaller", [False, True], ids=["lookup", "model"])
+def test_drafts_change_no_answer(
+    demo_bundles: Bundles, alone: list[list[int]], smaller: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts that are always checked, whether that is faster or not."""
+    monkeypatch.setattr(CostModel, "may_draft", lambda self, load, rows: True)
+    monkeypatch.setattr(CostModel, "draft_rows", lambda self, load, gains: len(gains))
+    monkeypatch.setattr(CostModel, "draft_length", lambda self, load, rates, token_s, most: min(3, most))
+    monkeypatch.setattr(Search, "pays", lambda self: True)
+    bundle = demo_bundles["q4f16_1"]
+    with Engine(bundle, draft="lookup", draft_model=bundle if smaller else None) as engine:
+        for _ in range(2):  # the second time the prompts are parked
+            batch = engine.chat_batch([asked(text) for text in QUESTIONS], temperature=0, max_tokens=24)
+            assert [one.token_ids for one in batch] == alone
+        engine.generate([3, 4, 5, 6, 7] * 9, temperature=0, max_tokens=24, ignore_eos=True)
+        totals = engine.model.core.scheduler.totals
+        assert totals.drafted > 0 and totals.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"draft": "medusa"}, "draft; expected lookup, or off without a draft model; found 'medusa'"),
+        ({"draft": "off", "draft_model": "."}, "draft; expected lookup, or off without"),
+        ({"draft": "off", "draft_head": "."}, "draft_head; expected no draft model, and drafts; found ."),
+        ({"draft_head": "."}, "a bundle takes no draft head"),
+    ],
+)
+def test_drafts_that_contradict(demo_bundles: Bundles, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        mlcpipe.load(
+            demo_bundles["q4f16_1"],
+            **{**arguments, "draft_model": arguments.get("draft_model") and demo_bundles["q4f16_1"]},
+        )
+
+
 def test_the_next_turn_computes_what_is_new_to_the_token(engine: Engine) -> None:
     """Beside another conversation, and after a stream that was closed."""
     first, other = asked(QUESTIONS[0]), asked(QUESTIONS[1])
@@ -96,6 +137,42 @@ def test_a_form(engine: Engine) -> None:
         engine.chat(asked("Score"), response_format=7)  # type: ignore[call-overload]
 
 
+def open_page(name: Literal["models", "targets"], whole: bool = False) -> str:
+    """Open a page of the documentation.
+
+    Args:
+        name: of the page
+    """
+    return f"{name}:{whole}"
+
+
+def not_described(file: io.BytesIO) -> None: ...
+
+
+def test_a_tool_is_called_and_its_result_is_read(engine: Engine) -> None:
+    """As a function and as JSON, whole and streamed; the conversation continues with the call and its result."""
+    given = dict[str, Any](tool_choice="required", temperature=0, max_tokens=80, parallel_tool_calls=False)
+    answer = engine.chat(asked("models"), tools=[open_page], **given)
+    (call,) = answer.tool_calls
+    assert (answer.text, answer.finish_reason, call.name) == ("", "tool_calls", "open_page")
+    assert open_page(**json.loads(call.arguments)).startswith(("models:", "targets:"))
+    described = choice_of([open_page], None).tools[0].described()
+    assert described["function"]["description"] == "Open a page of the documentation."
+    assert described["function"]["parameters"]["required"] == ["name"]
+    assert described["function"]["parameters"]["properties"]["name"]["description"] == "of the page"
+    chunks = list(engine.chat(asked("models"), tools=[described], stream=True, **given))
+    calls: list[ToolCall] = []
+    add_pieces(calls, (piece for chunk in chunks for piece in chunk.tool_calls))
+    assert [one[1:] for one in calls] == [call[1:]] and chunks[-1].finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Qwen3"}
+    after = [*asked("models"), answer.message, result]
+    assert answer.message["tool_calls"][0]["function"] == {"name": "open_page", "arguments": call.arguments}
+    (last,) = engine.chat_batch([after], tools=[open_page], tool_choice="none", temperature=0, max_tokens=9)
+    assert last.text and not last.tool_calls
+    prompt = engine.tokenizer.decode(engine.model.tokens)
+    assert "<tool_response>\nQwen3" in prompt and '{"name": "open_page", "arguments": {"' in prompt
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -109,6 +186,14 @@ def test_a_form(engine: Engine) -> None:
         ({"messages": []}, "messages; expected at least one"),
         ({"thinking": True}, "this model's chat template cannot switch thinking"),
         ({"max_tokens": 0}, "max_tokens; expected an integer from 1"),
+        ({"tools": [7]}, r'tools\[0\]; expected {"type": "function", .*; found 7'),
+        ({"tools": [not_described]}, r"tools\[0\]; expected a function whose type hints have a JSON schema; .*; give"),
+        ({"tools": [open_page], "tool_choice": "open"}, "tool_choice; expected none, auto, .*; found 'open'"),
+        ({"tool_choice": "required"}, "tool_choice; expected tools"),
+        (
+            {"messages": [*asked("x"), {"role": "assistant", "tool_calls": [{"name": "f"}]}]},
+            r"messages\[1\].tool_calls; expected calls of functions with a name; found {'name': 'f'}",
+        ),
     ],
 )
 def test_wrong_arguments(engine: Engine, arguments: dict[str, Any], message: str) -> None:

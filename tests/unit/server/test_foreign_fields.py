@@ -11,8 +11,9 @@ pytest.importorskip("fastapi")
 pytest.importorskip("llguidance")
 
 from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
+from mlcpipe.runtime.tools import choice_of
 from mlcpipe.server.answer_form import constraint
-from mlcpipe.server.chat import ChatBody, _tool_choice
+from mlcpipe.server.chat import ChatBody
 from tests.unit.server.fake_engine import FakeEngine, answers
 
 CHAT = "/v1/chat/completions"
@@ -148,7 +149,7 @@ def test_allowed_tools_leave_some() -> None:
     tools = [{"function": {"name": name}} for name in ("f", "g", "h")]
     for mode, named in (("auto", tools[:2]), ("required", tools[1:])):
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
-        found = _tool_choice(ChatBody.model_validate({"messages": HELLO, "tools": tools, "tool_choice": choice}))
+        found = choice_of(tools, choice)
         assert [tool.name for tool in found.tools] == [one["function"]["name"] for one in named]
         assert found.forced == (mode == "required")
 

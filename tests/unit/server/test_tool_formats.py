@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("llguidance")
 
+from mlcpipe.runtime.sampling_params import CallPiece
 from mlcpipe.runtime.text.chat_template import ChatTemplate
-from mlcpipe.server.tool_formats import format_for, format_of
-from mlcpipe.server.tool_formats.style import CallPiece, Thought
+from mlcpipe.runtime.tool_formats import format_for, format_of
+from mlcpipe.runtime.tool_formats.style import Thought
 from tests.unit.server import tools
 from tests.unit.server.tools import BY_NAME, NEXT, THINKS, joined, read
 

@@ -18,8 +18,8 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
 from mlcpipe.runtime.text.harmony import MARKS
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.server.tool_formats import FORMATS
-from mlcpipe.server.tool_formats.style import Tool, ToolFormat
+from mlcpipe.runtime.tool_formats import FORMATS
+from mlcpipe.runtime.tool_formats.style import Tool, ToolFormat
 from tests.conftest import DEMO
 from tests.unit.server import tools
 from tests.unit.server.tools import BY_NAME, NEXT, THINKS, read

@@ -9,8 +9,8 @@ from typing import Any
 import tokenizers
 
 from mlcpipe.runtime.text.harmony import MARKS
-from mlcpipe.server.tool_formats import FORMATS
-from mlcpipe.server.tool_formats.style import Thought, Tool, ToolParser
+from mlcpipe.runtime.tool_formats import FORMATS
+from mlcpipe.runtime.tool_formats.style import Thought, Tool, ToolParser
 from tests.conftest import write_byte_tokenizer
 
 BY_NAME = {one.name: one for one in FORMATS}

@@ -83,6 +83,8 @@ def test_a_folder_with_files_is_refused_before_any_work(tmp_path: Path) -> None:
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bundle").write_text("1")
+    with pytest.raises(UsageError, match="the place of the output is not a folder in .*/bundle; found a file"):
+        check_destination(tmp_path / "bundle" / "inside")
     with pytest.raises(UsageError, match="not a folder"), atomic_directory(tmp_path / "bundle", replaces="*"):
         pytest.fail("the block must not run")
     assert (tmp_path / "bundle").read_text() == "1"

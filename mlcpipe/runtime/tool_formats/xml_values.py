@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlcpipe.errors import UsageError
-from mlcpipe.server.tool_formats.style import Tool, arguments_schema, quoted
+from mlcpipe.runtime.tool_formats.style import Tool, arguments_schema, quoted
 
 Schema = Mapping[str, Any]
 Text = str | tuple[str, ...]  # a literal, or regular expressions that a text must match

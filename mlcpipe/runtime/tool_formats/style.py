@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mlcpipe.runtime.response_format import ANY_OBJECT
+from mlcpipe.runtime.sampling_params import CallPiece
 from mlcpipe.runtime.serving.grammar import GrammarSource
 
 Messages = list[dict[str, Any]]
@@ -32,16 +33,6 @@ class Tool:
         """In the form of chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
-
-
-@dataclass(frozen=True)
-class CallPiece:
-    """A part of a call: its first piece has id and name, later ones more of the arguments (JSON)."""
-
-    index: int
-    id: str = ""
-    name: str | None = None
-    arguments: str = ""
 
 
 @dataclass(frozen=True)

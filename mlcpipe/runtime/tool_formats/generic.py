@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from mlcpipe.server.tool_formats.hermes import BEGIN, END, Hermes
-from mlcpipe.server.tool_formats.style import Messages, Tool
+from mlcpipe.runtime.tool_formats.hermes import BEGIN, END, Hermes
+from mlcpipe.runtime.tool_formats.style import Messages, Tool
 
 _INTRODUCTION = (
     "You may call functions. Here they are, each as JSON with its parameters:\n{tools}\n"
@@ -34,12 +34,12 @@ class Generic(Hermes):
         listed = "\n".join(json.dumps(tool.described()["function"], ensure_ascii=False) for tool in tools)
         text = _INTRODUCTION.format(tools=listed, begin=BEGIN, end=END)
         if plain[0]["role"] == "system":
-            return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]], {}
+            return [{**plain[0], "content": f"{_text(plain[0])}\n\n{text}"}, *plain[1:]], {}
         return [{"role": "system", "content": text}, *plain], {}
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content") or ""
+    content = _text(message)
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     calls = message.get("tool_calls")
@@ -47,6 +47,11 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
         return message
     written = [f"{BEGIN}{json.dumps(call['function'], ensure_ascii=False)}{END}" for call in calls]
     return {"role": "assistant", "content": "\n".join([content, *written] if content else written)}
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 GENERIC = Generic()

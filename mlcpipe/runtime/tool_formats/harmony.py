@@ -9,6 +9,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from mlcpipe.runtime.sampling_params import CallPiece
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.runtime.text.harmony import (
     ANALYSIS,
@@ -24,8 +25,7 @@ from mlcpipe.runtime.text.harmony import (
     Part,
     is_harmony,
 )
-from mlcpipe.server.tool_formats.style import (
-    CallPiece,
+from mlcpipe.runtime.tool_formats.style import (
     Literal,
     Messages,
     Piece,

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from mlcpipe.runtime.serving.grammar import GrammarSource
-from mlcpipe.server.tool_formats.json_call import JsonCallParser
-from mlcpipe.server.tool_formats.style import (
+from mlcpipe.runtime.tool_formats.json_call import JsonCallParser
+from mlcpipe.runtime.tool_formats.style import (
     Literal,
     Messages,
     Style,

@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Callable, Collection
 
+from mlcpipe.runtime.sampling_params import CallPiece
 from mlcpipe.runtime.text.streaming import StopMatcher
-from mlcpipe.server.tool_formats.style import CallPiece, Piece, call_id
+from mlcpipe.runtime.tool_formats.style import Piece, call_id
 
 _SPACE = " \t\r\n"
 _MAX_NAME = 256

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from mlcpipe.runtime.serving.grammar import GrammarSource
-from mlcpipe.server.tool_formats.json_call import JsonCallParser
-from mlcpipe.server.tool_formats.style import (
+from mlcpipe.runtime.tool_formats.json_call import JsonCallParser
+from mlcpipe.runtime.tool_formats.style import (
     TEXT,
     Literal,
     Messages,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlcpipe.server.tool_formats.generic import GENERIC
-from mlcpipe.server.tool_formats.harmony import HARMONY
-from mlcpipe.server.tool_formats.hermes import HERMES
-from mlcpipe.server.tool_formats.llama3_json import LLAMA3_JSON
-from mlcpipe.server.tool_formats.mistral import MISTRAL
-from mlcpipe.server.tool_formats.qwen3_xml import QWEN3_XML
-from mlcpipe.server.tool_formats.style import ToolFormat
+from mlcpipe.runtime.tool_formats.generic import GENERIC
+from mlcpipe.runtime.tool_formats.harmony import HARMONY
+from mlcpipe.runtime.tool_formats.hermes import HERMES
+from mlcpipe.runtime.tool_formats.llama3_json import LLAMA3_JSON
+from mlcpipe.runtime.tool_formats.mistral import MISTRAL
+from mlcpipe.runtime.tool_formats.qwen3_xml import QWEN3_XML
+from mlcpipe.runtime.tool_formats.style import ToolFormat
 
 FORMATS: tuple[ToolFormat, ...] = (HARMONY, MISTRAL, QWEN3_XML, HERMES, LLAMA3_JSON, GENERIC)
 

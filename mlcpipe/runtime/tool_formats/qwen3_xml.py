@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 from mlcpipe.runtime.response_format import ANY_OBJECT
+from mlcpipe.runtime.sampling_params import CallPiece
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.runtime.text.streaming import StopMatcher
-from mlcpipe.server.tool_formats.style import (
-    CallPiece,
+from mlcpipe.runtime.tool_formats.style import (
     Literal,
     Messages,
     Piece,
@@ -28,7 +28,7 @@ from mlcpipe.server.tool_formats.style import (
     quoted,
     to_template,
 )
-from mlcpipe.server.tool_formats.xml_values import Rules, Values
+from mlcpipe.runtime.tool_formats.xml_values import Rules, Values
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)

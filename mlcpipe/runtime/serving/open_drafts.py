@@ -1,0 +1,52 @@
+"""What drafts for a model beside its texts: the draft head of its bundle, or a smaller model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlcpipe.bundle import read_manifest
+from mlcpipe.bundle.states import slot_bytes
+from mlcpipe.errors import UsageError
+from mlcpipe.runtime.loading import LoadedBundle, load_bundle
+from mlcpipe.runtime.serving.core import Core
+from mlcpipe.runtime.serving.draft_heads import DraftHeads
+from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, check_pair
+from mlcpipe.runtime.serving.eagle import EagleDraft
+from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+
+
+def can_draft(bundle: LoadedBundle) -> bool:
+    """Whether the states of a model can go back by a token."""
+    return not slot_bytes(bundle.manifest.states)
+
+
+def check_draft_model(bundle: LoadedBundle, draft_model: LoadedBundle) -> None:
+    """Raises UsageError where one of the models cannot go back."""
+    recurrent = [one.manifest.model.model_type for one in (bundle, draft_model) if not can_draft(one)]
+    if recurrent:
+        raise UsageError(
+            "a draft model", expected="models whose states go back by a token", found=", ".join(recurrent),
+            next_step="leave the draft model out",
+        )  # fmt: skip
+
+
+def open_draft_model(path: Path, bundle: LoadedBundle, tokenizer: Tokenizer, device: str | None) -> LoadedBundle:
+    """The bundle of a draft model. Raises UsageError where it cannot draft, and what `load_bundle` raises."""
+    context = min(bundle.context_length, read_manifest(path).model.context_length)
+    smaller = load_bundle(path, context, bundle.threads, device)
+    check_draft_model(bundle, smaller)
+    check_pair(tokenizer, open_tokenizer(path))
+    return smaller
+
+
+def draft_source(core: Core, draft_model: LoadedBundle | None, kv_tokens: int, sequences: int) -> DraftSource | None:
+    """What drafts where texts do not, with a KV cache of `kv_tokens` tokens for at most `sequences` answers."""
+    model = core.bundle.manifest.model
+    if draft_model is not None:
+        return DraftModel(draft_model, kv_tokens, sequences)
+    if not can_draft(core.bundle):
+        return None
+    if model.draft_heads:
+        return DraftHeads(core)
+    return None if model.eagle is None else EagleDraft(core, kv_tokens)

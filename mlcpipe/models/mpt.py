@@ -64,7 +64,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         **dict.fromkeys(("qk_ln", "prefix_lm", "attn_uses_sequence_id"), [None, False]),
     )  # fmt: skip
     scale, clip = (fields.optional_number(name, None, low=1e-6) for name in ("softmax_scale", "clip_qkv"))
-    slopes = slopes_of(base.num_heads, ceiling=True)
+    slopes = slopes_of(base.num_heads)
     specs = base.attentions(fused="parts", slopes=slopes, scale=scale, clip=clip or 0.0)
     return decoder(base, specs, lambda i: base.plain_mlp(), rotated=[False] * base.num_layers)
 

@@ -21,19 +21,13 @@ _STEP = 64
 Pair = Callable[..., tuple[Any, Any]]
 
 
-def slopes_of(heads: int, top: float = 8.0, *, ceiling: bool = False) -> tuple[float, ...]:
-    """2 ** (-top * i / n) for i = 1 ... n, if n is a power of two; else those of the power below, then every other one
-    of its double.
-
-    `ceiling`: else every other one of the power above, those of even i first.
+def slopes_of(heads: int) -> tuple[float, ...]:
+    """2 ** (-8 i / n) for i = 1 ... n, where n is the power of two from `heads` on; those of even i first if it is not
+    `heads`.
     """
-    below = 2 ** math.floor(math.log2(heads))
-    whole = [2.0 ** (-top * i / below) for i in range(1, below + 1)]
-    if below == heads:
-        return tuple(whole)
-    double = [2.0 ** (-top * i / (2 * below)) for i in range(1, 2 * below + 1)]
-    found = [*double[1::2], *double[::2]] if ceiling else [*whole, *double[::2]]
-    return tuple(found[:heads])
+    n = 2 ** math.ceil(math.log2(heads))
+    found = [2.0 ** (-8 * i / n) for i in range(1, n + 1)]
+    return tuple(found if n == heads else [*found[1::2], *found[::2]][:heads])
 
 
 def with_slopes(

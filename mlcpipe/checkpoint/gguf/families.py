@@ -191,8 +191,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
             add = -family.norm_offset if part.endswith("norm") and suffix == "weight" else 0.0
-            one = _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
-            yield _grouped(one, heads["attn_q"], heads["attn_k"]) if part == "attn_qkv" and family.grouped else one
+            found = _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
+            yield _grouped(found, heads["attn_q"], heads["attn_k"]) if part == "attn_qkv" and family.grouped else found
         else:
             yield _as(tensor, name)
 

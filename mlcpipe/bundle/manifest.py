@@ -203,9 +203,10 @@ class AdaptedInfo(Frozen):
 
     @model_validator(mode="after")
     def _has_an_order(self) -> AdaptedInfo:
-        if self.rows and sum(self.columns) > MAX_ROWS:
-            raise ValueError(f"expected at most {MAX_ROWS} rows")
-        order_of(self.rows, self.columns)
+        if self.rows:
+            if sum(self.columns) > MAX_ROWS:
+                raise ValueError(f"expected at most {MAX_ROWS} rows")
+            order_of(self.rows, self.columns)
         return self
 
 

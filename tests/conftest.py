@@ -8,7 +8,7 @@ import shutil
 import signal
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +215,16 @@ def own_cache(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session", autouse=True)
+def quick_layers() -> Iterator[None]:
+    """The layers that a calibration text streams through are compiled as `QUICK` is, in this process."""
+    from mlcpipe.compiler.calibration import layer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer, "LOCAL_TARGET", QUICK)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def watched_vulkan() -> Iterator[None]:
     """Vulkan is under the validation layer, whichever test uses it first."""
     from tests.vulkan.watch import watched
@@ -270,6 +280,16 @@ def tiny_bundles(own_cache: Path, shared: Path) -> Bundles:
         if not folder.exists():
             write_llama(folder / "checkpoint")
     return Bundles(folder / "checkpoint", folder)
+
+
+@pytest.fixture(scope="session")
+def all_variants(tiny_bundles: Bundles) -> Bundles:
+    """Bundles of `TinyLlama()` with every variant of this architecture. Read only."""
+    folder = tiny_bundles.folder / "variants"
+    folder.mkdir(exist_ok=True)
+    path = folder / "cpu.toml"
+    path.write_text(f'base = "cpu"\n{UNOPTIMIZED}', encoding="utf-8")
+    return replace(tiny_bundles, folder=folder, target=str(path))
 
 
 @pytest.fixture(scope="session")

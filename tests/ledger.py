@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,12 @@ def compare(tier: str, seconds: Mapping[str, float], path: Path = PATH) -> list[
         for name, limit in limits.items()
         if found[name] > limit
     ]
+
+
+def longest_first(tier: str, names: Sequence[str], path: Path = PATH) -> list[int]:
+    """The order of tests in which files that take long come first: no worker is left with one of them at the end."""
+    times = json.loads(path.read_text(encoding="utf-8"))[tier]
+    return sorted(range(len(names)), key=lambda i: -times.get(names[i].partition("::")[0], 0))
 
 
 def _written(seconds: Mapping[str, float]) -> dict[str, int]:

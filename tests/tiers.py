@@ -27,6 +27,7 @@ MAX_FAST_S = 60.0
 SLOWEST = 12  # lines of the table
 FOLDER = Path(__file__).parent
 FAST, FULL = "not (full or alone or everything)", "full and not (alone or everything)"  # as in the Makefile
+TIERS = {FAST: "fast", FULL: "full"}  # of the ledger
 # Need more than Python: drivers, browsers, emulators, other compilers.
 FULL_FOLDERS = ("cuda", "e2e", "gpu", "metal", "native", "opencl", "spirv", "vulkan", "webgpu")
 OTHER_TIERS = ("full", "alone", "everything")
@@ -74,8 +75,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of `FULL_FOLDERS`, and cases that no marker of `NAMES_CASES` names, with their tier."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests of `FULL_FOLDERS`, and cases that no marker of `NAMES_CASES` names, with their tier, and order them."""
     named: dict[tuple[str, str], set[str]] = defaultdict(set)
     seen: dict[str, set[str]] = defaultdict(set)
     for item in items:
@@ -96,6 +97,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (test, marker), names in named.items():
         if not names & seen[test] and len(seen[test]) > 1:
             raise pytest.UsageError(f"{test}: {marker} names {sorted(names)}, but its cases are {sorted(seen[test])}")
+    if tier := TIERS.get(config.option.markexpr):
+        items[:] = [items[i] for i in ledger.longest_first(tier, [item.nodeid for item in items])]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -148,7 +151,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:
         return
-    tier = {FAST: "fast", FULL: "full"}.get(session.config.option.markexpr)
+    tier = TIERS.get(session.config.option.markexpr)
     if tier is not None:
         spent = ledger.spent(report for key in ("passed", "failed") for report in reporter.stats.get(key, ()))
         if grown := ledger.compare(tier, spent):

@@ -3,6 +3,10 @@
 gpt-oss: `gate_up_proj` [experts, hidden, 2 * width] and `down_proj` [experts, width, hidden] have inputs as rows; gate
 and up take turns as columns. `gate_up_proj_bias` is [experts, 2 * width], `down_proj_bias` [experts, hidden].
 
+Others as transformers 5 has them: `experts.gate_up_proj` [experts, 2 * width, hidden], gate rows first, and
+`experts.down_proj` [experts, hidden, width]. Granite calls them `input_linear.weight` and `output_linear.weight` of
+`block_sparse_moe`, and without the first axis of `shared_mlp`.
+
 mlx-lm: the matrices [N, K] of `gate_proj`, `up_proj` and `down_proj` lie one after the other, [experts, N, K], in a
 module `switch_mlp`, or for gpt-oss in `experts`, where biases [experts, N] are too.
 """
@@ -31,8 +35,14 @@ MAX_TENSORS = 400_000  # of experts; gpt-oss-120b has 27,648
 PARTS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _FAMILY = "gpt_oss"
 _TURNED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+_FUSED = re.compile(
+    r"(?P<block>.+)\.experts\.(?P<projection>gate_up_proj|down_proj)"
+    r"|(?P<module>.+\.(?:block_sparse_moe|shared_mlp))\.(?P<linear>input_linear|output_linear)\.weight"
+)
+_OF_GRANITE = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}
 _ALIKE = re.compile(r"(.+)\.(?:switch_mlp|experts)\.(gate_proj|up_proj|down_proj)")
-_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # in `block_sparse_moe`
+_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_MIXTRAL_BLOCKS = (".block_sparse_moe", ".feed_forward")  # whose experts have Mixtral's names
 _RANKS = {"weight": 3, "bias": 2}
 
 
@@ -61,6 +71,8 @@ def _singles(tensor: TensorInfo, turned: bool) -> Iterator[TensorInfo]:
     match = _TURNED.fullmatch(tensor.name)
     if turned and match is not None:
         yield from _turned(tensor, *match.groups())
+    elif not turned and (match := _FUSED.fullmatch(tensor.name)) is not None:
+        yield from _fused(tensor, match)
     elif part in _RANKS and _ALIKE.fullmatch(module):
         for expert, parts in alike(module, {part: tensor}, _RANKS[part]):
             yield replace(parts[part], name=f"{expert}.{part}")
@@ -85,11 +97,15 @@ def alike(module: str, stacks: Mapping[str, TensorInfo], rank: int = 3) -> Itera
             )  # fmt: skip
     assert match is not None
     block, projection = match.groups()
-    if block.endswith(".block_sparse_moe"):
-        projection = _OF_MIXTRAL[projection]
     for expert in range(first.shape[0]):
         of_one = {part: part_of(stack, expert) for part, stack in stacks.items()}
-        yield f"{block}.experts.{expert}.{projection}", of_one
+        yield _module(block, expert, projection), of_one
+
+
+def _module(block: str, expert: int, projection: str) -> str:
+    """The name of an expert's module."""
+    projection = _OF_MIXTRAL[projection] if block.endswith(_MIXTRAL_BLOCKS) else projection
+    return f"{block}.experts.{expert}.{projection}"
 
 
 def check_experts(tensor: TensorInfo, rank: int, parts: int, axis: int) -> None:
@@ -115,6 +131,27 @@ def part_of(tensor: TensorInfo, expert: int) -> TensorInfo:
     """The place of one expert's part in a stack."""
     nbytes = tensor.nbytes // tensor.shape[0]
     return replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * nbytes, nbytes=nbytes)
+
+
+def rows_of(tensor: TensorInfo, part: int, parts: int) -> TensorInfo:
+    """The place of one of `parts` equal ranges of a matrix's rows."""
+    nbytes = tensor.nbytes // parts
+    shape = (tensor.shape[0] // parts, *tensor.shape[1:])
+    return replace(tensor, shape=shape, offset=tensor.offset + part * nbytes, nbytes=nbytes)
+
+
+def _fused(stack: TensorInfo, match: re.Match[str]) -> Iterator[TensorInfo]:
+    """The matrices of each expert of transformers 5 and Granite, or of the one that all tokens use."""
+    block, projection, module, linear = match.groups()
+    names = PARTS[projection or _OF_GRANITE[linear]]
+    shared = module is not None and module.endswith(".shared_mlp")
+    stack = replace(stack, shape=(1, *stack.shape)) if shared else stack
+    check_experts(stack, 3, len(names), 1)
+    check_tensor(stack, FLOAT_DTYPES, stack.shape)
+    for expert in range(stack.shape[0]):
+        for i, name in enumerate(names):
+            found = f"{module}.{name}" if shared else _module(block or module, expert, name)
+            yield replace(rows_of(part_of(stack, expert), i, len(names)), name=f"{found}.weight")
 
 
 def _turned(stack: TensorInfo, module: str, projection: str, bias: str | None) -> Iterator[Matrix]:

@@ -19,8 +19,8 @@ LIBRARY = "libmlcpipe.so"
 RUNTIME_SOURCES = native_path() / "runtime"
 _TEXT = sorted((RUNTIME_SOURCES / "text").glob("*.cc"))
 _CLI = sorted((RUNTIME_SOURCES / "cli").glob("*.cc"))
-_CORE, _PLUGIN = "runtime.o", "plugin.o"
-_PARTS = ("pool.o", *(f"{path.stem}.o" for path in (*_TEXT, *_CLI)))  # the same on every device
+_GPUS, _PLUGIN = "gpus.o", "plugin.o"
+_PARTS = ("runtime.o", "pool.o", *(f"{path.stem}.o" for path in (*_TEXT, *_CLI)))  # the same on every device
 _SECTIONS = ("-ffunction-sections", "-fdata-sections", "-fvisibility=hidden")
 _C = ("-O2", "-fPIC", *_SECTIONS, "-DMLCPIPE_RUNTIME", "-c")
 # TVM's functions are hidden, so that two runtimes in one process do not clash. musl's headers lack the byte order.
@@ -85,7 +85,7 @@ def macros() -> dict[str, str]:
 
 
 def compile_core(compiler: Linker, tree: Path, source: Path, output: str, *flags: str) -> None:
-    """Compile runtime.cc, or what includes it, in a copy of TVM's sources. Raises CompileError."""
+    """Compile runtime.cc, or another unit with TVM's headers, in a copy of TVM's sources. Raises CompileError."""
     system = (word.replace("-I", "-isystem") for word in _includes(tree))
     words = [f"-I{RUNTIME_SOURCES}", *definitions(), *flags, *system]
     compiler.run([*_CXX, *_WARNINGS, *words, str(source), "-o", output])
@@ -142,23 +142,20 @@ def _objects(
             compiler.run([*_CXX, "-w", *_includes(copy), str(RUNTIME_SOURCES / "tvm.cc"), "-o", str(made / "tvm.o")])
 
     tvm = built_once(cache / "native" / f"tvm-{key}", ["tvm.o"], cache, build)[0]
-    core = cache / "native" / f"runtime-{_key((*command, key), plugin)}"
+    gpus = cache / "native" / f"runtime-{_key((*command, key), plugin)}"
     parts = cache / "native" / f"parts-{_key((*command, key), None)}"
-    names = (_CORE, _PLUGIN) if plugin else (_CORE,)
+    names = (_GPUS, _PLUGIN) if plugin else (_GPUS,)
     return tvm, [
-        *built_once(parts, _PARTS, cache, partial(_compile_parts, compiler, progress)),
-        *built_once(core, names, cache, partial(_compile_core, compiler, tree, plugin, progress)),
+        *built_once(parts, _PARTS, cache, partial(_compile_parts, compiler, tree, progress)),
+        *built_once(gpus, names, cache, partial(_compile_gpus, compiler, tree, plugin)),
     ]
 
 
-def _compile_core(
-    compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, progress: Progress, made: Path
-) -> None:
-    """Compile the model-running sources, and the plugin, in a copy of TVM's tree."""
-    progress.stage("compile the engine")
+def _compile_gpus(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, made: Path) -> None:
+    """Compile the plugin, and what asks for it, in a copy of TVM's tree."""
     device = [f"-D{plugin.definition}"] if plugin else []
     with tree.copied() as copy:
-        compile_core(compiler, copy, RUNTIME_SOURCES / "runtime.cc", str(made / _CORE), *device)
+        compile_core(compiler, copy, RUNTIME_SOURCES / "gpus.cc", str(made / _GPUS), *device)
         if plugin is not None:
             words = [
                 "-Wno-missing-field-initializers",
@@ -171,11 +168,14 @@ def _compile_core(
             compiler.run([*_CXX, *_WARNINGS, *words, str(plugin.unit), "-o", str(made / _PLUGIN)])
 
 
-def _compile_parts(compiler: Linker, progress: Progress, made: Path) -> None:
-    """Compile the sources without TVM."""
+def _compile_parts(compiler: Linker, tree: SourceTree, progress: Progress, made: Path) -> None:
+    """Compile the model-running sources in a copy of TVM's tree, then those without TVM."""
+    core, pool, *others = (str(made / name) for name in _PARTS)
+    progress.stage("compile the engine")
+    with tree.copied() as copy:
+        compile_core(compiler, copy, RUNTIME_SOURCES / "runtime.cc", core, "-DMLCPIPE_GPUS_APART")
     progress.stage("compile tokenizer, templates and command line")
-    progress.steps_total(len(_PARTS))
-    pool, *others = (str(made / name) for name in _PARTS)
+    progress.steps_total(len(_PARTS) - 1)
     for source, made_object in zip([*_TEXT, *_CLI], others):
         compiler.run([*_CXX, *_WARNINGS, f"-I{RUNTIME_SOURCES}", str(source), "-o", made_object])
         progress.advance(1)

@@ -6,12 +6,13 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.config import build_from
+from mlcpipe.nn.config import Fields, build_from
 from mlcpipe.nn.gguf import GgufFamily
 from mlcpipe.nn.names import CheckpointNames
 
@@ -48,7 +49,10 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
         )
     model = build_from(config, _module(model_type).build)
     assert isinstance(model, CausalLM)
-    model.names = checkpoint_names(model_type)
+    names, layers = checkpoint_names(model_type), model.facts.num_layers
+    drafts = Fields(config).integer("num_nextn_predict_layers", 0, low=0, high=64)
+    unused = [f"{names.layers}.{layers + i}." for i in range(drafts)]  # layers that draft tokens
+    model.names = replace(names, unused=(*names.unused, *unused))
     return model
 
 

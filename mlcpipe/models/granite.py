@@ -5,11 +5,13 @@ Models: Granite 3 2B, 8B; Granite 4 Micro 3B, 350M, 1B (dense).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tvm.relax.frontend import nn
+
 from mlcpipe.models.llama import complete_gguf as complete_llama
-from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import GgufFamily, GgufFile
@@ -20,21 +22,28 @@ DEFAULTS = Defaults(positions=2048)
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Granite config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, sliding_window=[None])
+    mlp_bias = base.fields.flag("mlp_bias", False)
+    return multiplied(base, lambda i: base.mlp(bias=mlp_bias))
+
+
+def multiplied(base: BaseConfig, mlp: Callable[[int], nn.Module]) -> CausalLM:
+    """The model with these MLPs and the multipliers of its config.json."""
     fields = base.fields
-    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+    bias = fields.flag("attention_bias", False)
     scale = fields.number("residual_multiplier", 1.0)
     attention_scale = fields.number("attention_multiplier", 1.0, low=1e-6)
     return decoder(
         base,
         base.attentions(qkv_bias=bias, o_bias=bias, scale=attention_scale),
-        lambda i: base.mlp(bias=mlp_bias),
+        mlp,
         scale=scale,
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0, low=1e-6),
     )
 
 
-def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """The fields of config.json that GGUF's `granite` has."""
     complete_llama(file, config)
     for field, key in (
         ("attention_multiplier", "attention.scale"),
@@ -45,4 +54,4 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
         config[field] = file.number(key, 0.0) or (config["head_dim"] ** -0.5 if key == "attention.scale" else 1.0)
 
 
-GGUF = GgufFamily("granite", _complete_gguf, interleaved=True)
+GGUF = GgufFamily("granite", complete_gguf, interleaved=True)

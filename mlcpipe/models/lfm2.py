@@ -5,9 +5,11 @@ Models: LFM2 and LFM2.5 350M, 700M, 1.2B, 2.6B.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+from tvm.relax.frontend import nn
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention import Attention
@@ -54,15 +56,21 @@ FIXED: Mapping[str, list[Any]] = {
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for an LFM2 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, **FIXED)
+    base.fields.refuse(**dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), [None, base.hidden_size]))
+    base = replace(base, intermediate_size=_mlp_width(base))
+    return convolving(base, lambda i: base.mlp())
+
+
+def convolving(base: BaseConfig, mlp: Callable[[int], nn.Module]) -> CausalLM:
+    """The model with these MLPs, of layers that convolve or attend."""
     fields, hidden = base.fields, base.hidden_size
-    fields.refuse(**dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), [None, hidden]))
-    base = replace(base, intermediate_size=_mlp_width(base), tied=fields.flag("tie_embedding", base.tied))
+    base = replace(base, tied=fields.flag("tie_embedding", base.tied))
     bias, taps = fields.flag("conv_bias", False), fields.integer("conv_L_cache", 3, low=2, high=64)
     spec = base.attention(norm="head")
 
     def layer(i: int, kind: str) -> DecoderLayer:
         block = Attention(spec, i) if kind == ATTENDS else ShortConv(hidden, taps, i, bias)
-        return DecoderLayer(block, base.mlp(), hidden, base.norm, mixer_name=BLOCKS[kind])
+        return DecoderLayer(block, mlp(i), hidden, base.norm, mixer_name=BLOCKS[kind])
 
     layers = [layer(i, kind) for i, kind in enumerate(_layer_types(base))]
     return CausalLM(base.facts([base.rope()]), layers, base.norm)
@@ -95,8 +103,11 @@ def _layer_types(base: BaseConfig) -> list[str]:
     return types
 
 
-def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
-    """Layers that convolve have no KV heads; the MLP's width is that of its matrices."""
+def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """The fields of config.json that GGUF has of families like LFM2.
+
+    Layers that convolve have no KV heads; the MLP's width is that of its matrices.
+    """
     heads = file.numbers("attention.head_count_kv", config["num_hidden_layers"])
     config["layer_types"] = [ATTENDS if count else CONVOLVES for count in heads]
     config["conv_L_cache"] = file.integer("shortconv.l_cache")
@@ -105,7 +116,7 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
 
 GGUF = GgufFamily(
     "lfm2",
-    _complete_gguf,
+    complete_gguf,
     {
         **PRE_NORM,
         "token_embd_norm": "norm",

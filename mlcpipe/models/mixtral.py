@@ -13,17 +13,17 @@ from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder import decoder
-from mlcpipe.nn.gguf import EXPERTS, PRE_NORM, GgufFamily, GgufFile, read_experts
+from mlcpipe.nn.gguf import EXPERTS, MOE, PRE_NORM, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
 DEFAULTS = Defaults(positions=4096 * 32, num_kv_heads=8, norm=NormSpec(eps=1e-5), theta=1e6)
-_PARTS = {"gate": "w1", "up": "w3", "down": "w2"}
+PARTS = {"gate": "w1", "up": "w3", "down": "w2"}
 NAMES = CheckpointNames(
     layer={
         "mlp": "block_sparse_moe",
-        **{f"mlp.experts.{{}}.{x}_proj": f"block_sparse_moe.experts.{{}}.{w}" for x, w in _PARTS.items()},
+        **{f"mlp.experts.{{}}.{x}_proj": f"block_sparse_moe.experts.{{}}.{w}" for x, w in PARTS.items()},
     }
 )
 
@@ -50,8 +50,7 @@ def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
 GGUF = GgufFamily(
     "llama",
     _complete_gguf,
-    {**PRE_NORM, "ffn_gate_inp": "mlp.gate"}
-    | {f"ffn_{x}.{i}": f"mlp.experts.{i}.{x}_proj" for i in range(64) for x in _PARTS},
+    {**PRE_NORM, **MOE} | {f"ffn_{x}.{i}": f"mlp.experts.{i}.{x}_proj" for i in range(64) for x in PARTS},
     EXPERTS,
     applies=lambda file: bool(file.integer("expert_count", 0)),
     interleaved=True,

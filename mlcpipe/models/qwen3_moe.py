@@ -16,7 +16,7 @@ from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder import decoder
-from mlcpipe.nn.gguf import EXPERTS, PRE_NORM, GgufFamily, GgufFile, read_experts
+from mlcpipe.nn.gguf import EXPERTS, MOE, PRE_NORM, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=4)
@@ -31,7 +31,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     specs = base.attentions(windows, qkv_bias=bias, o_bias=bias, norm="head")
     experts, chosen = expert_counts(base.fields, experts=128, chosen=8, low=0)
     width = base.fields.integer("moe_intermediate_size", 768)
-    dense = _dense_layers(base, experts)
+    dense = dense_layers(base, experts)
 
     routing = Routing(experts, chosen, normalize=base.fields.flag("norm_topk_prob", False))
 
@@ -41,7 +41,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return decoder(base, specs, mlp)
 
 
-def _dense_layers(base: BaseConfig, experts: int) -> set[int]:
+def dense_layers(base: BaseConfig, experts: int) -> set[int]:
     """Layers without experts: those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
     listed = base.fields.get("mlp_only_layers", [])
     if not isinstance(listed, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in listed):
@@ -53,8 +53,7 @@ def _dense_layers(base: BaseConfig, experts: int) -> set[int]:
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     complete_gguf(file, config)
     read_experts(file, config)
-    width = file.integer("expert_feed_forward_length")
-    config.update(moe_intermediate_size=width, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
+    config.update(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
 
 
-GGUF = GgufFamily("qwen3moe", _complete_gguf, {**PRE_NORM, "ffn_gate_inp": "mlp.gate"}, EXPERTS)
+GGUF = GgufFamily("qwen3moe", _complete_gguf, {**PRE_NORM, **MOE}, EXPERTS)

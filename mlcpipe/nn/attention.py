@@ -66,9 +66,10 @@ class Attention(AttentionBlock):
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
-        q, k, v = (_clipped(one, spec.clip) for one in self._project(x))
+        q, k, v = self._project(x)
         if spec.norm == "all":
             q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (_clipped(one, spec.clip) for one in (q, k, v))
         q = op.reshape(q, (m, spec.num_heads, spec.size))
         k = op.reshape(k, (m, spec.num_kv_heads, spec.size))
         v = op.reshape(v, (m, spec.num_kv_heads, spec.size))

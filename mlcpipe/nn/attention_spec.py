@@ -25,7 +25,7 @@ class AttentionSpec:
     sinks          each query head has a learned logit that counts in its softmax and has no value
     fused          q, k and v are one matrix: "parts" one after the other, "groups" for each KV head its queries, k, v
     interleaved    dimensions of each q and k head that the checkpoint has in pairs (2j, 2j + 1) for RoPE
-    clip           q, k and v are bounded to +- this number
+    clip           q, k and v are bounded to +- this number, after a norm over all of them
     gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then

@@ -25,6 +25,12 @@ PRE_NORM = {**ATTENTION, **MLP, "ffn_norm": "post_attention_layernorm"}
 POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 PLAIN_MLP = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("up", "down")}
 FUSED = {"attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
+MOE = {
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
+}
 EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
 
 
@@ -79,12 +85,24 @@ class GgufFamily:
     also: tuple[str, ...] = ()
 
 
-def read_experts(file: GgufFile, config: dict[str, Any]) -> None:
-    """Read the number of experts, and of those that a token uses."""
+def read_experts(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "softmax") -> None:
+    """Read the number of experts, of those that a token uses, and their width. The family's router has that `score`."""
+    known = (2,) if score == "sigmoid" else (1, 3)  # 3: softmax of the chosen ones
+    if file.integer("expert_gating_func", known[0]) not in known:
+        raise file.error("expert_gating_func", f"{known[0]}, {score}")
     count, used = file.integer("expert_count"), file.integer("expert_used_count")
     if not 0 < used <= count <= MAX_EXPERTS:
         raise file.error("expert_count", f"{used} to {MAX_EXPERTS}", count)
     config["num_experts"], config["num_experts_per_tok"] = count, used
+    config["moe_intermediate_size"] = file.integer("expert_feed_forward_length", config["intermediate_size"])
+
+
+def read_drafts(file: GgufFile, config: dict[str, Any]) -> None:
+    """Leave layers out that follow the last one to draft tokens; the number of blocks counts them."""
+    drafts, blocks = file.integer("nextn_predict_layers", 0), config["num_hidden_layers"]
+    if drafts >= blocks:
+        raise file.error("nextn_predict_layers", f"less than {blocks}", drafts)
+    config.update(num_hidden_layers=blocks - drafts, num_nextn_predict_layers=drafts)
 
 
 def read_windows(file: GgufFile, config: dict[str, Any], period: int, window: int = 0) -> None:

@@ -27,7 +27,7 @@ class Routing:
     """How a router chooses experts and weighs their results.
 
     scores = `score`(logits); the `chosen` best of scores + bias are taken, the lower id of equals; their weights are
-    their scores, divided by (their sum + `epsilon`) with `normalize`, times `scale`.
+    their scores, divided by (their sum or the larger `smallest_sum`, + `epsilon`) with `normalize`, times `scale`.
 
     bias    the router has a correction bias for the choice (DeepSeek-V3, Liu et al. 2024)
     groups  experts are in that many groups, of which those `top_groups` count whose `group_score` is best: their
@@ -39,6 +39,7 @@ class Routing:
     score: Literal["softmax", "sigmoid"] = "softmax"
     normalize: bool = False
     epsilon: float = 0.0
+    smallest_sum: float = 0.0
     scale: float = 1.0
     bias: bool = False
     groups: int = 1
@@ -46,25 +47,35 @@ class Routing:
     group_score: Literal["max", "top2"] = "top2"
 
 
+# What families call the number of experts, and of those that a token uses.
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+
+
 def expert_counts(
-    config: Fields,
-    experts: int | None = None,
-    chosen: int | None = None,
-    *,
-    low: int = 1,
-    names: tuple[str, ...] = ("num_local_experts", "num_experts"),
-    chosen_name: str = "num_experts_per_tok",
+    config: Fields, experts: int | None = None, chosen: int | None = None, *, low: int = 1
 ) -> tuple[int, int]:
     """(experts, experts per token) with the family's defaults.
 
-    transformers 5 saves `num_local_experts` for families whose published files have `num_experts`. Raises ConfigError
-    if fields of both names disagree, or if more experts are chosen than exist.
+    transformers 5 saves fields of other names than published files have. Raises ConfigError if fields of several names
+    disagree, or if more experts are chosen than exist.
     """
+    count = _one_number(config, _COUNTS, experts, low=low, high=4096)
+    return count, _one_number(config, _CHOSEN, chosen, low=1, high=max(count, 1))
+
+
+def _one_number(config: Fields, names: tuple[str, ...], default: int | None, *, low: int, high: int) -> int:
+    """The integer in [low, high] of the fields that a family has of these; Hunyuan lists it for each layer."""
     found = [name for name in names if config.get(name) is not None] or list(names[:1])
-    counts = [config.integer(name, experts, low=low, high=4096) for name in found]
-    if counts[0] != counts[-1]:
-        raise ConfigError("fields " + " and ".join(found), where=config.where, expected="one number", found=counts)
-    return counts[0], config.integer(chosen_name, chosen, high=max(counts[0], 1))
+    counts = []
+    for name in found:
+        stated = config.get(name, default)
+        values = stated if isinstance(stated, list) and stated else [stated]
+        counts += [Fields({name: one}, config.where).integer(name, low=low, high=high) for one in values]
+    if len(set(counts)) > 1:
+        expected = "one number for all layers"
+        raise ConfigError("fields " + " and ".join(found), where=config.where, expected=expected, found=counts[:8])
+    return counts[0]
 
 
 class Router(Linear):
@@ -79,7 +90,7 @@ class SparseMoE(nn.Module):
     """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over the chosen experts e: x [m, hidden] -> [m, hidden].
 
     An expert's gate and up are one matrix, so a token's row is read once. `shared_width`: an expert that every token
-    uses is added, with `shared_gate` times the sigmoid of a learned product with x.
+    uses is added, with `shared_gate` times the sigmoid of a learned product with x, and times `shared_scale`.
     """
 
     def __init__(
@@ -91,7 +102,9 @@ class SparseMoE(nn.Module):
         *,
         shared_width: int = 0,
         shared_gate: bool = False,
+        shared_scale: float = 1.0,
     ) -> None:
+        self.shared_scale = shared_scale
         self.act, self.routing, experts = activation(act), routing, routing.experts
         self.gate = Router(hidden_size, routing)
         gate_up = [[f"experts.{e}.{name}_proj" for name in ("gate", "up")] for e in range(experts)]
@@ -113,7 +126,7 @@ class SparseMoE(nn.Module):
 
     def _shared(self, x: Tensor) -> Tensor:
         assert self.shared_expert is not None
-        y = self.shared_expert(x)
+        y = scaled(self.shared_expert(x), self.shared_scale)
         if self.shared_expert_gate is None:
             return y
         return op.multiply(y, op.sigmoid(self.shared_expert_gate(x)))
@@ -129,22 +142,25 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     choice = scores if bias is None else op.add(scores, bias)
     if routing.groups > 1:
         choice = _of_best_groups(choice, routing)
-    _, ids = _best(choice, routing.chosen, True)
+    shares, ids = _best(choice, routing.chosen, True)
 
-    def weigh(scores: te.Tensor, ids: te.Tensor) -> te.Tensor:
+    def weigh(scores: te.Tensor, shares: te.Tensor, ids: te.Tensor) -> te.Tensor:
         def element(i: tirx.Var, t: tirx.Var) -> tirx.PrimExpr:
             own = scores[i, ids[i, t]]
             if routing.normalize:
-                own = own / (_sum(scores[i, ids[i, s]] for s in range(routing.chosen)) + routing.epsilon)
-            return own * tirx.const(routing.scale, "float32")
+                total = _sum(scores[i, ids[i, s]] for s in range(routing.chosen))
+                total = tirx.max(total, tirx.const(routing.smallest_sum, "float32")) if routing.smallest_sum else total
+                own = own / (total + tirx.const(routing.epsilon, "float32"))
+            own = own * tirx.const(routing.scale, "float32")
+            return tirx.if_then_else(shares[i, t] >= 0, own, shares[i, t])  # NaN if a score of the token is
 
         return te.compute(ids.shape, element, name="moe_weights")
 
-    return op.tensor_expr_op(weigh, "moe_weights", [scores, ids]), ids
+    return op.tensor_expr_op(weigh, "moe_weights", [scores, shares, ids]), ids
 
 
 def _of_best_groups(choice: Tensor, routing: Routing) -> Tensor:
-    """choice f32[m, experts], -inf for experts of other groups than the best."""
+    """choice f32[m, experts], the lowest number for experts of other groups than the best; NaN stays."""
     m, each = choice.shape[0], routing.experts // routing.groups
     first = 1 if routing.group_score == "max" else 2
     by_group = op.reshape(choice, (m * routing.groups, each))
@@ -161,7 +177,9 @@ def _of_best_groups(choice: Tensor, routing: Routing) -> Tensor:
     def mask(values: te.Tensor, groups: te.Tensor) -> te.Tensor:
         def element(i: tirx.Var, e: tirx.Var) -> tirx.PrimExpr:
             among = [groups[i, t] == (e // each).astype("int32") for t in range(routing.top_groups)]
-            return tirx.if_then_else(tirx.any(*among), values[i, e], tirx.min_value("float32"))
+            value = values[i, e]
+            other = tirx.if_then_else(value <= tirx.max_value("float32"), tirx.min_value("float32"), value)
+            return tirx.if_then_else(tirx.any(*among), value, other)
 
         return te.compute(values.shape, element, name="of_groups")
 

@@ -89,11 +89,13 @@ def _groups(state: Lowering) -> list[_Group]:
             if is_op(value, "relax.permute_dims") and value.args[0] in index_of:
                 transposed[binding.var] = index_of[value.args[0]]
             elif is_op(value, "relax.matmul") and value.args[1] in transposed:
-                by_input.setdefault(value.args[0], []).append(transposed[value.args[1]])
+                index = transposed[value.args[1]]
+                if state.weights[index].kind == "scheme" and not state.weights[index].parts:
+                    by_input.setdefault(value.args[0], []).append(index)
     groups = []
     for members in (m for several in by_input.values() for m in _stored_alike(state, several)):
         weights = [state.weights[i] for i in members]
-        if len(members) > 1 and all(w.kind == "scheme" and not w.parts for w in weights):
+        if len(members) > 1:
             groups.append(_Group(tuple(members), join(weights, joined_name([w.name for w in weights]))))
     return groups
 

@@ -10,11 +10,12 @@ from mlcpipe.passes.lowering import Lowering, Observed, Rebuild, is_op, model_fu
 def observe_inputs(state: Lowering) -> Lowering:
     """result -> (result, x of each product with weights to quantize, i32[m, top] of its experts after it, ...).
 
-    `observed` names the weights of each x, which weights of one input share. The module has one model function.
+    `observed` names the weights of each x, which weights of one input share, those of experts apart. The module has one
+    model function.
     """
     ((_, func),) = model_functions(state.mod)
     names = {var: weight.name for var, weight in zip(weight_params(func), state.weights) if weight.kind == "scheme"}
-    found: dict[relax.Var, list[str]] = {}
+    found: dict[tuple[relax.Var, bool], list[str]] = {}  # by input, and whether experts multiply it
     experts: dict[relax.Var, relax.Expr] = {}
 
     def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
@@ -27,13 +28,13 @@ def observe_inputs(state: Lowering) -> Lowering:
         else:
             return None
         if weight in names:
-            found.setdefault(x, []).append(names[weight])
+            found.setdefault((x, not is_op(value, "relax.matmul")), []).append(names[weight])
         return None
 
     def result(output: relax.Expr) -> relax.Expr:
-        parts = ([x, experts[x]] if x in experts else [x] for x in found)
+        parts = ([x, experts[x]] if chosen else [x] for x, chosen in found)
         return relax.Tuple([output, *(one for part in parts for one in part)])
 
     rebuilt = rebuild(state, replacement, result=result)
-    observed = tuple(Observed(tuple(several), x in experts) for x, several in found.items())
+    observed = tuple(Observed(tuple(several), chosen) for (_, chosen), several in found.items())
     return rebuilt.with_mod(rebuilt.mod, observed=observed)

@@ -40,7 +40,7 @@ def _entry(text: str) -> tuple[str, str]:
     return name, body
 
 
-@pytest.mark.full_cases("llama", "gemma2", "qwen3_moe")
+@pytest.mark.full_cases("gemma2", "qwen3_moe")
 @pytest.mark.parametrize("family", FEW)
 def test_kernels_of_a_family(family: str, nvrtc: Nvrtc) -> None:
     """Int4 weights, activations in float16: products on matrix units, and loads of 16 bytes in decode."""

@@ -22,7 +22,8 @@ from tests.once import Once
 Kernels = Callable[..., Any]
 
 # In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
-# LLVM optimizes kernels as users' are; definitions, which they are compared with, in `make test-optimized` alone.
+# LLVM optimizes kernels of these as users' are, and of the sizes of real models; test_qemu.py and test_alone.py have
+# others. That takes most of a library's time: the other libraries have it in `make test-optimized` alone.
 FAST_LIBRARIES = (
     "q4f16_1",
     "norm",
@@ -59,7 +60,7 @@ def kernels(once: Once) -> Kernels:
     @cache
     def load(name: str, definitions: bool = False) -> Any:
         def work(folder: Path) -> object:
-            optimized = OPTIMIZED or not definitions
+            optimized = OPTIMIZED or (not definitions and name.startswith((*FAST_LIBRARIES, "timed-")))
             return link_together(functions_of(library(name), definitions=definitions), folder, optimized=optimized)
 
         path, names = once(f"cpu-{name}-{'definitions' if definitions else 'kernels'}", work)

@@ -93,7 +93,6 @@ INT8_RUNS = (
 )
 RUNS = (
     *((ARM, name) for name in PLAIN),
-    (X86_64, "q4f16_1"),
     (HOST, PAGES),
     *INT8_RUNS,
     (AMX, "int8-amx_int8"),

@@ -32,6 +32,7 @@ FAMILIES = (
 FORMATS = ("q4f16_1-f16", "q8f16_1-q8", "q0f32-f32")
 ONE_FORMAT = (
     "llama-dynamic",
+    "gemma2-softcaps",
     "mistral-default",
     "phi3-longrope",
     "gemma3_text-default",

@@ -29,7 +29,7 @@ from mlcpipe.errors import ConfigError, UsageError
 from mlcpipe.models import model_types
 from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure
 from mlcpipe.quantization.recipe import load_recipe
-from mlcpipe.support.defaults import GPTQ, RTN, SEARCH
+from mlcpipe.support.defaults import GPTQ, LOCAL_TARGET, RTN, SEARCH
 from mlcpipe.support.files import text_hash
 from mlcpipe.support.progress import SilentProgress
 from mlcpipe.targets import load_target
@@ -62,7 +62,7 @@ def observed(folder: Path, windows: list[list[int]]) -> tuple[Any, dict[str, Any
 
 
 @pytest.mark.fast_cases("llama")
-@pytest.mark.full_cases("gemma3_text", "gpt_oss", "qwen3_moe")
+@pytest.mark.full_cases("gemma3_text", "gpt_oss", "qwen2_moe")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_streams_through_the_layers(family: str, tmp_path: Path) -> None:
     case = FAMILIES[family]
@@ -75,7 +75,8 @@ def test_a_text_streams_through_the_layers(family: str, tmp_path: Path) -> None:
     for index in range(stream.norm + 1):
         found |= stream.run(index, source)
     np.testing.assert_allclose(stream.hidden, expected_hidden, rtol=0, atol=1e-4)
-    matrices = {name for name in expected if is_quantized(name, "")}
+    # transformers has experts, and Granite's gate and up, in stacks.
+    matrices = {name for name in expected if is_quantized(name, "") and ".shared_mlp." not in name}
     assert matrices
     for name in matrices:
         rows = expected[name]
@@ -90,7 +91,10 @@ def test_a_text_streams_through_the_layers(family: str, tmp_path: Path) -> None:
 def is_quantized(name: str, output: str) -> bool:
     """Whether a tensor is a matrix of a layer or the output, and no router or convolution."""
     of_layer = re.search(r"\.(layers|h)\.\d+\.(?!ln_)", name) is not None and "norm" not in name
-    others = ("bias", ".gate.weight", ".router.weight", ".sinks", ".conv.conv.weight")
+    others = (
+        "bias", ".gate.weight", ".gate.wg.weight", ".router.weight", ".router.layer.weight", "_gate.weight", ".sinks",
+        ".conv.conv.weight",
+    )  # fmt: skip
     return name == output or (of_layer and not name.endswith(others))
 
 
@@ -246,8 +250,9 @@ def test_quality_is_not_measured_on_a_text_that_weights_were_fitted_to(source: P
 
 
 @pytest.mark.alone
-def test_a_layer_takes_little_longer_than_its_products(tmp_path: Path) -> None:
+def test_a_layer_takes_little_longer_than_its_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took 2.5 times as long where sums stayed in memory, see `_bytecode` in mlcpipe/compiler/build.py."""
+    monkeypatch.setattr("mlcpipe.compiler.calibration.layer.LOCAL_TARGET", LOCAL_TARGET)
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16,
         num_key_value_heads=4, max_position_embeddings=512,

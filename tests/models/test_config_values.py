@@ -263,6 +263,10 @@ def test_width_of_lfm2(fields: dict[str, Any], width: int) -> None:
     assert build("lfm2", **fields).model.layers[0].mlp.gate_proj.weight.shape[0] == width
 
 
+def test_layers_that_draft_tokens_are_not_used() -> None:
+    assert build("glm4_moe", num_nextn_predict_layers=2).names.unused == ("layers.4.", "layers.5.")
+
+
 def test_a_fused_expert_matrix_names_its_tensors() -> None:
     model = build("mixtral")
     gate_up = dict(model.named_parameters())["model.layers.0.mlp.experts_gate_up.weight"]

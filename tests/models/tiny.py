@@ -39,7 +39,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessor, Logi
 
 from mlcpipe.models import model_types
 from tests.models.legacy import hub_config
-from tests.models.variants import VARIANTS
+from tests.models.variants import OWN, VARIANTS
 
 GREEDY_TOKENS = 64
 GREEDY_PROMPT = 20
@@ -63,6 +63,18 @@ SIZES: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "num_experts": 4,
+    "n_routed_experts": 8,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "shared_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "num_dense_layers": 1,
+    "n_group": 2,
+    "routed_scaling_factor": 1.5,
+    "route_scale": 2.0,
+    "global_attn_every_n_layers": 2,
+    "mup_enabled": True,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "max_position_embeddings": 128,
@@ -143,7 +155,8 @@ def tiny_checkpoints() -> dict[str, list[TinyCase]]:
 def tiny_config(case: TinyCase) -> Any:
     """The case's transformers configuration."""
     known = AutoConfig.for_model(case.model_type).to_dict()
-    sizes = {name: SIZES[of] for name, of in [*((one, one) for one in SIZES), *ALIASES.items()] if name in known}
+    every = {**SIZES, **{name: SIZES[of] for name, of in ALIASES.items()}, **OWN.get(case.model_type, {})}
+    sizes = {name: value for name, value in every.items() if name in known}
     if known.get("sliding_window") is None:
         # A family without a window by default gets one in a variant only.
         sizes.pop("sliding_window", None)
@@ -167,7 +180,8 @@ def build_model(case: TinyCase, seed: int) -> Any:
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
+        biases = [one for one in model.named_buffers() if one[0].endswith("bias")]
+        for name, parameter in sorted([*model.named_parameters(), *biases]):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
                 parameter.copy_(noise * 0.15)
@@ -241,8 +255,10 @@ def settled_seed(case: TinyCase) -> int:
 
 
 def digest(case: TinyCase) -> str:
-    """What a seed in `seeds.json` is for: the fields of a case and the sizes of all."""
-    return hashlib.sha256(json.dumps([SIZES, case.overrides], sort_keys=True).encode()).hexdigest()[:8]
+    """What a seed in `seeds.json` is for: the fields of a case and its family's sizes."""
+    known = AutoConfig.for_model(case.model_type).to_dict()
+    sizes = {name: value for name, value in {**SIZES, **OWN.get(case.model_type, {})}.items() if name in known}
+    return hashlib.sha256(json.dumps([sizes, case.overrides], sort_keys=True).encode()).hexdigest()[:8]
 
 
 @cache

@@ -21,12 +21,45 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
 
+# Fields of all cases of a family, beside `tiny.SIZES`.
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+}
+
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "afmoe": {
+        "bias": {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "attention_bias": True,
+            "num_shared_experts": 1,
+            "mup_enabled": False,
+            "tie_word_embeddings": True,
+        }
+    },
     "apertus": {"plain_rope": {**_rope("default"), "attention_bias": True}},
     "arcee": {"biases": {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "hub": True}},
     "bitnet": {"bias_tied": {"attention_bias": True, "tie_word_embeddings": True, "hub": True}},
     "cohere": {"head_norms": {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3, "hub": True}},
     "cohere2": {"full_between": {**_FULL_BETWEEN, "logit_scale": 0.3, "attention_bias": True, "head_dim": 24}},
+    "cohere2_moe": {
+        "sigmoid": {
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "first_k_dense_replace": 1,
+            "prefix_dense_sliding_window_pattern": 2,
+            "prefix_dense_intermediate_size": 48,
+            "sliding_window_pattern": 2,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    },
     "cwm": {
         "llama3": {
             **_rope(
@@ -35,13 +68,64 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "mlp_bias": True,
         }
     },
+    "dots1": {
+        "windowed": {"max_window_layers": 1, "attention_bias": True, "norm_topk_prob": True, "first_k_dense_replace": 0}
+    },
     "ernie4_5": {"biases": {"use_bias": True, "tie_word_embeddings": False, "hub": True}},
+    "ernie4_5_moe": {
+        "sparse": {
+            "num_hidden_layers": 4,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 2,
+            "moe_norm_min": 0.9,
+            "moe_num_shared_experts": 0,
+            "tie_word_embeddings": False,
+        }
+    },
     "exaone4": {"full_between": _FULL_BETWEEN},
     "glm": {"whole_heads": {**_rope("default", partial_rotary_factor=1.0), "attention_bias": False}},
     "glm4": {"quarter": {"partial_rotary_factor": 0.25, "tie_word_embeddings": True, "hub": True}},
+    "glm4_moe": {
+        "norms": {
+            **_rope("default", partial_rotary_factor=0.75),
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_group": 1,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "hub": True,
+        }
+    },
+    "granitemoeshared": {
+        "bias": {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "num_local_experts": 6,
+            "vocab_size": 163,
+            "hub": True,
+        }
+    },
     "helium": {"biases": {"attention_bias": True, "mlp_bias": True, "hub": True}},
     "hunyuan_v1_dense": {
         "alpha_bias": {**_rope("dynamic", alpha=50.0, factor=1.0), "attention_bias": True, "hub": True}
+    },
+    "hunyuan_v1_moe": {
+        "alpha_bias": {
+            **_rope("dynamic", alpha=50.0, factor=1.0),
+            "attention_bias": True,
+            "num_experts": 6,
+            "hub": True,
+        }
+    },
+    "lfm2_moe": {
+        "no_bias": {
+            "layer_types": ["full_attention", "conv", "conv"],
+            "num_dense_layers": 0,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+        },
     },
     "llama": {
         "llama3_tied": {
@@ -67,6 +151,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             truncate=False,
         ),
     },
+    "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
     "ministral3": {
         "growing": {
             **_rope(
@@ -81,7 +166,20 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "mistral": {"no_window": {"sliding_window": None, "head_dim": 24, "vocab_size": 163, "hub": True}},
+    "olmoe": {
+        "clipped": {"clip_qkv": 0.5, "norm_topk_prob": True, "attention_bias": True, "num_experts": 6, "hub": True}
+    },
     "qwen2": {"windowed_tied": {**_WINDOWED, "tie_word_embeddings": True, "vocab_size": 163, "hub": True}},
+    "qwen2_moe": {
+        "windowed": {
+            **_WINDOWED,
+            "max_window_layers": 2,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "qkv_bias": False,
+            "shared_expert_intermediate_size": 48,
+        }
+    },
     "qwen3": {
         "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},

@@ -98,22 +98,27 @@ def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def sdk_bundles(tiny_bundles: Bundles, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Bundles of two models with static libraries for this machine: the demo's and the random one."""
+def sdk_bundles(once: Once, tiny_bundles: Bundles) -> list[Path]:
+    """Bundles of two models with static libraries: the demo's for this CPU, the random one for all of its architecture."""
     import mlcpipe
     from mlcpipe.compiler.link import find_zig
 
     target = {"x86_64": "x86_64-linux", "aarch64": "arm64-linux"}.get(architecture())
     if find_zig() is None or target is None:
         pytest.skip("static libraries need ziglang")
-    folder = tmp_path_factory.mktemp("bundles")
-    unoptimized = folder / f"{target}.toml"
-    unoptimized.write_text(f'base = "{target}"\n{UNOPTIMIZED}', encoding="utf-8")
-    models = {"chat": DEMO, "tiny-model": tiny_bundles.checkpoint}
-    return [
-        mlcpipe.compile(source, target=str(unoptimized), quantization="q4f16_1", output=folder / name)
-        for name, source in models.items()
-    ]
+
+    def work(folder: Path) -> list[str]:
+        made = []
+        for name, source, scheme, tvm in (
+            ("chat", DEMO, "q4f16_1", (UNOPTIMIZED or "[tvm]\n") + 'mcpu = "native"\n'),
+            ("tiny-model", tiny_bundles.checkpoint, "q0f32", UNOPTIMIZED),
+        ):
+            board = folder / f"{name}.toml"
+            board.write_text(f'base = "{target}"\n{tvm}', encoding="utf-8")
+            made.append(mlcpipe.compile(source, target=str(board), quantization=scheme, output=folder / name))
+        return list(map(str, made))
+
+    return list(map(Path, once("sdk-bundles", work)))
 
 
 @pytest.fixture(scope="session")

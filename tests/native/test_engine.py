@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.bundle import read_manifest
 from mlcpipe.errors import UsageError
-from tests.conftest import DEMO, Bundles
+from tests.conftest import Bundles
 from tests.native.engine import NativeEngine, Runtime
 from tests.native.prompts import GREEDY, SETTINGS, prompt
 
@@ -89,11 +88,11 @@ def test_an_answer_ends_where_the_context_does(native: NativeEngine) -> None:
 
 @pytest.mark.parametrize("quantization", [pytest.param("q8f16_1", marks=pytest.mark.everything), "q4f16_1"])
 def test_every_variant_gives_the_same_bits_as_in_python(
-    quantization: str, runtime: Runtime, copy_of: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: str, runtime: Runtime, copy_of: Copy, all_variants: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = mlcpipe.compile(DEMO, target="cpu", quantization=quantization, output=tmp_path / "bundle")
+    bundle = all_variants[quantization]
     variants = [variant.name for variant in read_manifest(bundle).target.variants]
-    tokens, ran = prompt(700, 3000), 0
+    tokens, ran = prompt(250, 300), 0
     for variant in variants:
         monkeypatch.setenv("MLCPIPE_CPU_VARIANT", variant)
         try:

@@ -10,9 +10,12 @@ import pytest
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli import main
-from mlcpipe.compiler.link import find_zig
+from mlcpipe.compiler.link import find_cxx, find_zig
+from mlcpipe.compiler.native_runtime import object_files
 from tests.conftest import DEMO, Bundles
 from tests.native.cmake import build, compilers, run, tool
+from tests.native.conftest import private_cache
+from tests.once import shared_work
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
 
@@ -59,11 +62,13 @@ int main() {
     ],
 )
 def test_cmake_builds_a_program_that_answers(
-    name: str, dynamic: bool, sdk: Path, sdk_bundles: list[Path], tmp_path: Path
+    name: str, dynamic: bool, sdk: Path, sdk_bundles: list[Path], shared: Path, tmp_path: Path
 ) -> None:
-    """It is installed too, and another project finds it there."""
-    variables = compilers(name)
-    built = build(sdk, tmp_path / "build", variables, [f"-DBUILD_SHARED_LIBS={'ON' if dynamic else 'OFF'}"])
+    """It is installed too, and another project finds it there. The shared library has the TVM of other tests."""
+    variables, options = compilers(name), [f"-DBUILD_SHARED_LIBS={'ON' if dynamic else 'OFF'}"]
+    with shared_work():
+        tvm = object_files(find_cxx(), private_cache(shared))[0] if dynamic else None
+    built = build(sdk, tmp_path / "build", variables, options, tvm=tvm)
     said = run(built / "example", sdk / "models" / "chat" / "model.mlcp", PROMPT)
     chat = [{"role": "user", "content": PROMPT}]
     assert said == Engine(sdk_bundles[0]).chat(chat, sampling=SamplingParams(seed=0), max_tokens=200).text + "\n"

@@ -106,6 +106,7 @@ def test_each_of_several_has_the_tokens_that_it_has_alone(
     assert [one.tokens for one in several] == expected
 
 
+@pytest.mark.full_cases("q8")
 @pytest.mark.parametrize("kv_cache_dtype", ["f32", "q8"])
 def test_a_saved_chat_goes_on(kv_cache_dtype: str, vulkan_runtime: Runtime, copy_of: Copy, tmp_path: Path) -> None:
     """In both runtimes, which write the same file, and on the CPU."""

@@ -19,7 +19,7 @@ from mlcpipe.cli import main
 from mlcpipe.compiler.link import find_zig
 from mlcpipe.compiler.static_library import own_table
 from mlcpipe.support.resources import native_path
-from tests.conftest import DEMO, Bundles
+from tests.conftest import DEMO, UNOPTIMIZED, Bundles
 from tests.swift.conftest import write_sources
 from tests.swift.swift import LINKER, WORK, swift
 
@@ -37,7 +37,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ios_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_zig() is None:
         pytest.skip("static libraries need ziglang")
-    return mlcpipe.compile(DEMO, target="ios", quantization="q4f16_1", output=tmp_path_factory.mktemp("ios") / "bundle")
+    folder = tmp_path_factory.mktemp("ios")
+    (folder / "ios.toml").write_text(f'base = "ios"\n{UNOPTIMIZED}', encoding="utf-8")
+    return mlcpipe.compile(DEMO, target=str(folder / "ios.toml"), quantization="q4f16_1", output=folder / "bundle")
 
 
 @pytest.fixture(scope="module")

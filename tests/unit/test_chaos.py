@@ -22,7 +22,7 @@ from mlcpipe.bundle.integrity import verify
 from mlcpipe.cli.chat.transcript import load_transcript
 from mlcpipe.tuned.records import read_records
 from tests.conftest import QUICK, TinyLlama, write_llama
-from tests.faults import ALLOCATING, points, struck
+from tests.faults import ALLOCATING, Point, points, struck
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -146,20 +146,22 @@ def deed(name: str, tmp_path: Path) -> Iterator[Deed]:
 WRITES = ("save", "records", "download")
 SELDOM_KILLED = [pytest.param("convert", marks=pytest.mark.everything)]  # overwrite writes the same
 SELDOM_FULL = [pytest.param("compile", marks=pytest.mark.everything)]  # what convert writes, and a library
-# How many points: a sample in the full tier, all of them in the last.
-SHARES = [pytest.param(2, marks=pytest.mark.full), pytest.param(0, marks=pytest.mark.everything)]
+# Which points: the one in the middle in the full tier, all of them in the last.
+SHARES = [pytest.param(False, marks=pytest.mark.full), pytest.param(True, marks=pytest.mark.everything)]
 
 
-@pytest.mark.parametrize("count", SHARES, ids=["sample", "all"])
+def share(found: list[Point], every: bool) -> list[Point]:
+    return found if every else [found[len(found) // 2]]
+
+
+@pytest.mark.parametrize("every", SHARES, ids=["middle", "all"])
 @pytest.mark.parametrize("name", [*WRITES, "overwrite", "compile", *SELDOM_KILLED])
-def test_a_kill_at_any_write(name: str, count: int, tmp_path: Path) -> None:
+def test_a_kill_at_any_write(name: str, every: bool, tmp_path: Path) -> None:
     with deed(name, tmp_path) as work:
         work.prepare()
         found = points(work.command, work.folder, tmp_path / "log", work.env)
         work.whole()
-        chosen = found[:: max(1, len(found) // count)] if count else found
-        assert chosen
-        for point in chosen:
+        for point in share(found, every):
             work.prepare()
             done = struck(work.command, point, "signal=KILL", work.env)
             assert done.returncode == -signal.SIGKILL, (point, done.stderr)
@@ -167,14 +169,14 @@ def test_a_kill_at_any_write(name: str, count: int, tmp_path: Path) -> None:
             work.again()
 
 
-@pytest.mark.parametrize("count", SHARES, ids=["sample", "all"])
+@pytest.mark.parametrize("every", SHARES, ids=["middle", "all"])
 @pytest.mark.parametrize("name", [*WRITES, "convert", *SELDOM_FULL])  # overwrite writes what convert does
-def test_a_full_disk_at_any_write(name: str, count: int, tmp_path: Path) -> None:
+def test_a_full_disk_at_any_write(name: str, every: bool, tmp_path: Path) -> None:
     """One line and exit code 2, or no effect where a write only saves time."""
     with deed(name, tmp_path) as work:
         work.prepare()
         found = [p for p in points(work.command, work.folder, tmp_path / "log", work.env) if p.call in ALLOCATING]
-        for point in found[:: max(1, len(found) // count)] if count else found:
+        for point in share(found, every):
             work.prepare()
             done = struck(work.command, point, "error=ENOSPC", work.env)
             errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

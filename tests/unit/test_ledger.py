@@ -43,6 +43,14 @@ def test_a_run_is_written_where_asked(times: Path, monkeypatch: pytest.MonkeyPat
     assert found == {**WRITTEN, "full": {"all of it": 500, ledger.SHARED: 90, "tests/b.py": 400}}
 
 
+def test_files_that_take_long_come_first_and_stay_whole(times: Path) -> None:
+    times.write_text(json.dumps({"full": {"all of it": 99, "b.py": 10, "c.py": 30}}))
+    names = ["a.py::one", "b.py::one", "b.py::two", "c.py::one", "d.py::one"]
+    assert [names[i] for i in ledger.longest_first("full", names, times)] == [
+        "c.py::one", "b.py::one", "b.py::two", "a.py::one", "d.py::one",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("asked", "seconds", "status", "said"),
     [(None, 9999.0, 0, "yellow"), ("check", 9999.0, 1, "red"), ("check", 1.0, 0, ""), (None, 1.0, 0, "")],

@@ -16,9 +16,10 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 
 import mlcpipe
 from mlcpipe.errors import ConfigError
-from mlcpipe.models import build_model
+from mlcpipe.models import build_model, model_types
 from tests.conftest import exact_target
 from tests.models import small_configs, tiny
+from tests.models.kinds import first_of_each_kind
 from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
@@ -51,14 +52,11 @@ def driver() -> str:
     return found
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=pytest.mark.everything) if name == "gpt_oss" else name
-        for name in sorted(tiny.tiny_checkpoints())
-        if in_browsers(name)
-    ],
-)
+FAMILIES = [name for name in model_types() if in_browsers(name)]
+
+
+@pytest.mark.full_cases(*first_of_each_kind({*FAMILIES} - {"gpt_oss"}, options=False))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_float32_within_roundings(
     family: str, driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

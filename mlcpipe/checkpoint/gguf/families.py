@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.checkpoint.expert_stacks import rows_of
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
@@ -36,7 +37,9 @@ _TOP = {
     "output.bias": "lm_head.bias",
 }
 _TOWERS = "clip"  # the architecture of files named mmproj
-_BARE = ("attn_sinks",)  # no `.weight` in Hugging Face's name
+_BARE = ("attn_sinks", "exp_probs_b")  # no `.weight` or `.bias` in Hugging Face's name
+_ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
+_GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
 # Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
     "attention.scale": (0.0,),
@@ -180,11 +183,17 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             yield _as(tensor, published(name), add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
+        if 0 <= int(layer) - config["num_hidden_layers"] < config.get("num_nextn_predict_layers", 0):
+            continue
+        if part in _ROWS and len(tensor.shape) == 1:
+            tensor = replace(tensor, shape=(1, *tensor.shape))
         if part in _BARE and part in family.names:
             yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}"))
-        elif part in family.experts:
-            pattern = f"model.layers.{layer}.{family.experts[part]}.{suffix}"
-            yield from _unstacked(tensor, published(pattern), config)
+        elif part in family.experts or (part == _GATE_UP and family.experts):
+            parts = ("ffn_gate_exps", "ffn_up_exps") if part == _GATE_UP else (part,)
+            for i, one in enumerate(parts):
+                pattern = f"model.layers.{layer}.{family.experts[one]}.{suffix}"
+                yield from _unstacked(tensor, published(pattern), config, i, len(parts))
         elif part == "attn_qkv" and part not in family.names and "attn_q" in family.names and not family.interleaved:
             for one, rows in _apart(tensor, heads["attn_q"], heads["attn_k"]):
                 yield _as(rows, published(f"model.layers.{layer}.{family.names[one]}.{suffix}"))
@@ -223,18 +232,21 @@ def _grouped(tensor: GgufTensor, heads: int, kv_heads: int) -> GgufTensor:
     return replace(tensor, heads=heads, kv_heads=kv_heads)
 
 
-def _unstacked(tensor: TensorInfo, pattern: str, config: Config) -> Iterator[GgufTensor]:
-    """The matrices of [experts, n, k] or the biases of [experts, n], which lie one after the other."""
+def _unstacked(tensor: TensorInfo, pattern: str, config: Config, i: int, parts: int) -> Iterator[GgufTensor]:
+    """Range i of `parts` of the rows of matrices [experts, n, k] or biases [experts, n], which lie one after the other.
+
+    Raises ConfigError for another shape.
+    """
     count, rank = config["num_experts"], 2 if pattern.endswith(".bias") else 3
-    if len(tensor.shape) != rank or tensor.shape[0] != count:
-        expected = f"[{count}, n{', k' if rank == 3 else ''}]"
+    if len(tensor.shape) != rank or tensor.shape[0] != count or tensor.shape[1] % parts:
+        expected = f"[{count}, n{', k' if rank == 3 else ''}]" + (", n even" if parts == 2 else "")
         raise ConfigError(
             f"tensor {shown(tensor.name)} has the wrong shape", expected=expected, found=list(tensor.shape)
         )
     nbytes = tensor.nbytes // count
     for expert in range(count):
         part = replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * nbytes, nbytes=nbytes)
-        yield _as(part, pattern.format(expert))
+        yield _as(rows_of(part, i, parts), pattern.format(expert))
 
 
 def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:

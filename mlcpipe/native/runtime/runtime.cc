@@ -13,6 +13,9 @@
 #include "engine.cc"
 #include "faster.cc"
 #include "gpu_check.cc"
+#if !defined(MLCPIPE_GPUS_APART)
+#include "gpus.cc"
+#endif
 #if defined(__APPLE__)
 #include "host_apple.cc"
 #else
@@ -20,7 +23,6 @@
 #endif
 #include "host_memory.cc"
 #include "library.cc"
-#include "metal.cc"
 #include "model.cc"
 #include "plan.cc"
 #include "sampler.cc"
@@ -33,5 +35,4 @@
 #include "static_code.cc"
 #include "step.cc"
 #include "units.cc"
-#include "vulkan.cc"
 #include "workspace.cc"

@@ -62,17 +62,21 @@ def write_gguf(
     pre: str = "",
     up: gguf.GGMLQuantizationType | None = None,
     fused: bool = False,
+    joined: bool = False,
     **split: int,
 ) -> Path:
     """`source` as llama.cpp's conversion writes it: matrices in `kind`, experts' up in `up`, vectors in float32.
 
-    With `fused` q, k and v are one tensor, as the first converters wrote them.
+    `fused`: experts' gate and up are one tensor. `joined`: q, k and v are, as the first converters wrote them.
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
     config, family = with_usual_names(source.config), gguf_families()[source.config["model_type"]]
     architecture = ARCHITECTURES[family.arch]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
+    drafts = config.get("num_nextn_predict_layers", 0)
+    for i in range(drafts):
+        writer.add_tensor(f"blk.{config['num_hidden_layers'] + i}.nextn.enorm.weight", np.ones(4, np.float32))
     _add_sizes(writer, config, source.tensors.get("model.layers.0.feed_forward.w1.weight"))
     _add_rope(writer, config)
     if pre:
@@ -80,11 +84,16 @@ def write_gguf(
     else:
         add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, values in _fused(_stacked(source, family)) if fused else _stacked(source, family):
+    for name, values in _joined(_stacked(source, family)) if joined else _stacked(source, family):
         both = (name, name.removeprefix("transformer."))  # the conversion of BLOOM leaves the prefix out
         renamed = next(filter(None, (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in both)), None)
         assert renamed is not None, name
         renamed += ".weight" if name.endswith("sinks") else ""
+        if fused and "ffn_gate_exps" in renamed:
+            gate = values
+            continue
+        if fused and "ffn_up_exps" in renamed:
+            renamed, values = renamed.replace("ffn_up", "ffn_gate_up"), np.concatenate([gate, values], axis=1)
         if values.ndim > 1 and kind != F32 and not name.endswith(("bias", "conv.conv.weight")):
             chosen = up if up is not None and "ffn_up_exps" in renamed else kind
             writer.add_tensor(renamed, quantized(values, chosen), raw_dtype=chosen)
@@ -172,7 +181,10 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    drafts = config.get("num_nextn_predict_layers", 0)
+    writer.add_block_count(config["num_hidden_layers"] + drafts)
+    if drafts:
+        writer.add_nextn_predict_layers(drafts)
     writer.add_feed_forward_length(config["intermediate_size"] if gate is None else gate.shape[0])
     writer.add_head_count(heads)
     kv_heads, types = config.get("num_key_value_heads", heads), config.get("layer_types") or ()
@@ -187,12 +199,16 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if kind in ("mixtral", "qwen3_moe", "gpt_oss"):
-        writer.add_expert_count(config.get("num_local_experts", config.get("num_experts")))
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if kind in ("qwen3_moe", "gpt_oss"):
-        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    windowed = (
+    if count := expert_count(config):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
+        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe"):
+            writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+    if kind in ("glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if "routed_scaling_factor" in config:
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if kind in (
         "gemma2",
         "gemma3_text",
         "phi3",
@@ -203,8 +219,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         "exaone4",
         "olmo3",
         "starcoder2",
-    )
-    if kind in windowed:
+        "afmoe",
+    ):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if kind in ("exaone4", "olmo3"):
         writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
@@ -218,9 +234,29 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         ("logit_scale", writer.add_logit_scale),
         ("clip_qkv", writer.add_clamp_kqv),
         ("conv_L_cache", writer.add_shortconv_l_cache),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
+        ("shared_intermediate_size", writer.add_expert_shared_feed_forward_length),
+        *(
+            (name, writer.add_expert_shared_count)
+            for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+        ),
+        *(
+            (name, writer.add_leading_dense_block_count)
+            for name in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+        ),
+        *((name, writer.add_expert_weights_scale) for name in ("routed_scaling_factor", "route_scale")),
+        ("n_group", writer.add_expert_group_count),
+        ("topk_group", writer.add_expert_group_used_count),
+        ("moe_layer_interval", writer.add_interleave_moe_layer_step),
     ):
         if config.get(field) is not None:
             add(config[field])
+
+
+def expert_count(config: dict[str, Any]) -> int:
+    """The number of a layer's experts, 0 in models without."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    return next((config[name] for name in names if name in config), 0)
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -264,13 +300,13 @@ def _llama3_factors(table: dict[str, Any], theta: float, dim: int) -> NDArray[np
     return np.array(factors, np.float32)
 
 
-def _fused(tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _joined(tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """The same with q, k and v of a layer as one tensor, named as its q was in Phi 2."""
     found, parts = dict(tensors), ("q_proj", "k_proj", "v_proj")
     for name, values in found.items():
         if ".q_proj." in name:
-            joined = np.concatenate([found[name.replace("q_proj", part)] for part in parts])
-            yield "transformer.h.{}.mixer.Wqkv.{}".format(name.split(".")[2], name.split(".")[-1]), joined
+            rows = np.concatenate([found[name.replace("q_proj", part)] for part in parts])
+            yield "transformer.h.{}.mixer.Wqkv.{}".format(name.split(".")[2], name.split(".")[-1]), rows
         elif not any(f".{part}." in name for part in parts):
             yield name, values
 
@@ -278,7 +314,7 @@ def _fused(tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> Iterator[tuple
 def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
     config = with_usual_names(source.config)
-    kind, count = config["model_type"], config.get("num_local_experts", config.get("num_experts"))
+    kind, count = config["model_type"], expert_count(config)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
     for name in source.tensors:
         parts = name.split(".")
@@ -290,7 +326,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
                 stacked = np.stack([source.read(numbered.format(i)) for i in range(count)])
                 yield (
                     f"layers.{parts[2]}.feed_forward.experts.{parts[-2]}.weight"
-                    if kind == "mixtral"
+                    if parts[-2].startswith("w")
                     else (name.replace("experts.0.", "experts.")),
                     stacked,
                 )
@@ -308,4 +344,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
-        yield name, values
+        if kind.startswith("granite"):
+            name = name.replace(".shared_mlp.", ".mlp.shared_expert.")
+        name = name.replace("correction_bias", "correction.bias").replace("expert_bias", "expert_bias.bias")
+        yield name, values.squeeze(0) if len(values) == 1 else values

@@ -1,4 +1,4 @@
-"""Experts in stacks, as gpt-oss and mlx-lm have them: numbers bit for bit, and what is refused."""
+"""Experts in stacks, as gpt-oss, Granite, transformers 5 and mlx-lm have them: numbers bit for bit, what is refused."""
 
 from __future__ import annotations
 
@@ -90,6 +90,59 @@ def test_stacks_of_mlx_without_codes_become_matrices(mixtral: bool, tmp_path: Pa
     for name, stack in zip(names, stacks):
         for expert, rows in enumerate(stack):
             np.testing.assert_array_equal(found.read(f"{block}.experts.{expert}.{name}.weight"), rows)
+
+
+def write_fused(folder: Path, **changed: Any) -> dict[str, Any]:
+    """Stacks of transformers 5 and of Granite, with parts by the ends of their names `changed` -> float32 by name."""
+    mlp, granite = "model.layers.0.mlp.experts", "model.layers.1.block_sparse_moe"
+    stored = {
+        f"{mlp}.gate_up_proj": numbers(EXPERTS, 2 * WIDTH, HIDDEN, seed=1),
+        f"{mlp}.down_proj": numbers(EXPERTS, HIDDEN, WIDTH, seed=2),
+        f"{granite}.input_linear.weight": numbers(EXPERTS, 2 * WIDTH, HIDDEN, seed=3),
+        f"{granite}.output_linear.weight": numbers(EXPERTS, HIDDEN, WIDTH, seed=4),
+        "model.layers.1.shared_mlp.input_linear.weight": numbers(2 * WIDTH, HIDDEN, seed=5),
+        "model.layers.1.shared_mlp.output_linear.weight": numbers(HIDDEN, WIDTH, seed=6),
+    }
+    gate_up, down, w13, w2, shared, shared_down = stored.values()
+    expected = {f"model.layers.1.shared_mlp.{name}_proj.weight": part
+                for name, part in zip(("gate", "up", "down"), (*np.split(shared, 2), shared_down))}  # fmt: skip
+    for e in range(EXPERTS):
+        parts = (*np.split(gate_up[e], 2), down[e], *np.split(w13[e], 2), w2[e])
+        names = [f"{mlp}.{e}.{name}_proj" for name in ("gate", "up", "down")]
+        names += [f"{granite}.experts.{e}.{name}" for name in ("w1", "w3", "w2")]
+        expected |= {f"{name}.weight": part for name, part in zip(names, parts)}
+    stored |= {next((one for one in stored if one.endswith(end)), end): value for end, value in changed.items()}
+    write_tensors(folder / "model.safetensors", stored)
+    (folder / "config.json").write_text(json.dumps({"model_type": "granitemoe"}))
+    return expected
+
+
+def test_fused_stacks_become_matrices(tmp_path: Path) -> None:
+    expected = write_fused(tmp_path)
+    found = open_checkpoint(tmp_path)
+    assert set(found.tensors) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found.read(name), value, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("gate_up_proj", np.zeros((EXPERTS, 2 * WIDTH + 1, HIDDEN), np.float32), "gate_up_proj' is no stack"),
+        ("gate_up_proj", np.zeros((2 * WIDTH, HIDDEN), np.float32), "gate_up_proj' is no stack"),
+        ("gate_up_proj", np.zeros((5000, 2, 1), np.float32), "gate_up_proj' is no stack"),
+        ("down_proj", np.zeros((0, HIDDEN, WIDTH), np.float32), "down_proj' is no stack"),
+        ("down_proj", np.zeros((EXPERTS, HIDDEN, WIDTH), np.int32), "down_proj' does not fit"),
+        ("block_sparse_moe.input_linear.weight", np.zeros((4, 3, 2), np.float32), "input_linear.weight' is no stack"),
+        ("shared_mlp.input_linear.weight", np.zeros((3, 2), np.float32), "input_linear.weight' is no stack"),
+        ("shared_mlp.output_linear.weight", np.zeros((1, 3, 2), np.float32), "output_linear.weight' is no stack"),
+        ("model.layers.0.mlp.experts.1.up_proj.weight", np.zeros((WIDTH, HIDDEN), np.float32), "stored twice"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_fused_stacks_that_do_not_fit_are_refused(part: str, value: Any, message: str, tmp_path: Path) -> None:
+    write_fused(tmp_path, **{part: value})
+    assert message in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

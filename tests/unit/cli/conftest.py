@@ -1,15 +1,18 @@
-"""What the tests of the command line share: running it as a user does, with a cache of its own."""
+"""What the tests of the command line share: running it with an environment and a cache of its own."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from mlcpipe.cli import main
 from tests.conftest import linked_cache
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,12 +37,10 @@ def cli_environment(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.fixture(scope="session")
-def mlcpipe_run(cli_environment: dict[str, str]) -> Run:
-    """Runs `mlcpipe ARGUMENTS…` with `stdin` as its input and the variables in `env` added."""
+def mlcpipe_program(cli_environment: dict[str, str]) -> Run:
+    """Runs `mlcpipe ARGUMENTS…` as `mlcpipe_run` does, in a process of its own."""
 
-    def run(
-        *arguments: object, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 300
-    ) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "mlcpipe", *map(str, arguments)],
             input=stdin,
@@ -47,7 +48,31 @@ def mlcpipe_run(cli_environment: dict[str, str]) -> Run:
             text=True,
             encoding="utf-8",
             env=cli_environment | (env or {}),
-            timeout=timeout,
+            timeout=300,
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def mlcpipe_run(cli_environment: dict[str, str]) -> Run:
+    """Runs `mlcpipe ARGUMENTS…` in this process, with `stdin` as its input and the variables in `env` added."""
+
+    def run(*arguments: object, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        words, variables = list(map(str, arguments)), cli_environment | (env or {})
+        file = partial(tempfile.TemporaryFile, "w+", encoding="utf-8", newline="")
+        with file() as given, file() as out, file() as err, pytest.MonkeyPatch.context() as patch:
+            given.write(stdin)
+            given.seek(0)
+            for name in os.environ.keys() - variables.keys():
+                patch.delenv(name)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            for name, stream in (("stdin", given), ("stdout", out), ("stderr", err)):
+                patch.setattr(sys, name, stream)
+            code = main(words)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
     return run

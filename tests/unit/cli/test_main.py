@@ -22,8 +22,8 @@ from tests.unit.cli.conftest import ROOT, Run
 VERBS = [str(command.name) for command in app.registered_commands]
 
 
-def test_help_teaches(mlcpipe_run: Run) -> None:
-    done = mlcpipe_run("--help")
+def test_help_teaches(mlcpipe_program: Run) -> None:
+    done = mlcpipe_program("--help")
     assert done.returncode == 0 and "tune" in VERBS and all(verb in done.stdout for verb in VERBS)
 
 
@@ -74,8 +74,8 @@ def test_nothing_heavy_is_imported(cli_environment: dict[str, str]) -> None:
     assert not heavy & set(done.stdout.split())
 
 
-def test_version(mlcpipe_run: Run) -> None:
-    done = mlcpipe_run("--version")
+def test_version(mlcpipe_program: Run) -> None:
+    done = mlcpipe_program("--version")
     assert done.returncode == 0 and "apache-tvm 0." in done.stdout
     first = done.stdout.splitlines()[0]
     if (ROOT / ".git").exists():
@@ -145,15 +145,15 @@ def test_verbs_that_are_meant(verb: str, meant: str, capsys: pytest.CaptureFixtu
     assert main([verb, "qwen3"]) == 2 and f"Did you mean '{meant}'?; `mlcpipe --help`" in capsys.readouterr().err
 
 
-def test_debug_adds_the_traceback(mlcpipe_run: Run) -> None:
-    done = mlcpipe_run("inspect", "no/such/bundle", env={"MLCPIPE_DEBUG": "1"})
+def test_debug_adds_the_traceback(mlcpipe_program: Run) -> None:
+    done = mlcpipe_program("inspect", "no/such/bundle", env={"MLCPIPE_DEBUG": "1"})
     assert done.returncode == 2 and "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
 
 
-def test_a_bad_environment_is_one_line(mlcpipe_run: Run) -> None:
+def test_a_bad_environment_is_one_line(mlcpipe_program: Run) -> None:
     for name, value in (("MLCPIPE_DEBUG", "yes"), ("MLCPIPE_THREADS", "0")):
-        done = mlcpipe_run("doctor", env={name: value})
+        done = mlcpipe_program("doctor", env={name: value})
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and name in done.stderr
 
 
@@ -229,8 +229,8 @@ def test_a_reader_that_leaves(cli_environment: dict[str, str]) -> None:
 
 
 @pytest.mark.full
-def test_doctor(mlcpipe_run: Run) -> None:
-    done = mlcpipe_run("doctor", "--json")
+def test_doctor(mlcpipe_program: Run) -> None:
+    done = mlcpipe_program("doctor", "--json")
     assert done.returncode == 0
     report = json.loads(done.stdout)
     states = {finding["name"]: finding["state"] for finding in report["findings"]}
@@ -239,8 +239,8 @@ def test_doctor(mlcpipe_run: Run) -> None:
 
 
 @pytest.mark.full
-def test_doctor_measures_the_bandwidth(mlcpipe_run: Run) -> None:
-    assert "GB/s" in mlcpipe_run("doctor", "--bandwidth").stdout
+def test_doctor_measures_the_bandwidth(mlcpipe_program: Run) -> None:
+    assert "GB/s" in mlcpipe_program("doctor", "--bandwidth").stdout
 
 
 def test_doctor_names_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

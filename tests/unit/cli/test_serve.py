@@ -81,12 +81,12 @@ def test_models_beside_the_served_one_run_on_its_device(
 
 
 @pytest.mark.full
-def test_an_error_of_loading_ends_the_server(mlcpipe_run: Run, demo_bundles: object, tmp_path: Path) -> None:
+def test_an_error_of_loading_ends_the_server(mlcpipe_program: Run, demo_bundles: object, tmp_path: Path) -> None:
     import shutil
 
     bundle = Path(shutil.copytree(demo_bundles["q4f16_1"], tmp_path / "bundle"))  # type: ignore[index]
     next(bundle.glob("params_shard_*.bin")).write_bytes(b"")
-    done = mlcpipe_run("serve", bundle, "--port", 0, timeout=60)
+    done = mlcpipe_program("serve", bundle, "--port", 0)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: ")
 
@@ -124,8 +124,8 @@ def test_the_version_of_ray_is_the_extra_s() -> None:
     assert ray == f"ray[serve]>={RAY},<{major}.{int(minor) + 1}"
 
 
-def test_replicas_refuse_what_is_of_one_engine(mlcpipe_run: Run, tmp_path: Path) -> None:
-    done = mlcpipe_run("serve", "--ray", 2, "--prefixes", tmp_path, "--port", 0)
+def test_replicas_refuse_what_is_of_one_engine(mlcpipe_program: Run, tmp_path: Path) -> None:
+    done = mlcpipe_program("serve", "--ray", 2, "--prefixes", tmp_path, "--port", 0)
     assert done.returncode == 2 and done.stderr == "error: --ray; expected options of all replicas; found --prefixes\n"
 
 

@@ -206,10 +206,10 @@ def test_compiled_once(mlcpipe_run: Run, cli_environment: dict[str, str]) -> Non
 
 
 @pytest.mark.full
-def test_bench(mlcpipe_run: Run, bundle: Path) -> None:
+def test_bench(mlcpipe_program: Run, bundle: Path) -> None:
     common = ["bench", bundle, "--prefill", "4,32,9999", "--decode-depth", "0,64,9999", "--repeats", "3"]
     common += ["--decode-tokens", "8", "--threads", "1", "--batch", "1,16,65"]
-    report = json.loads(mlcpipe_run(*common, "--json").stdout)
+    report = json.loads(mlcpipe_program(*common, "--json").stdout)
     results = {(r["kind"], r["tokens"]): r for r in report["results"]}
     assert len(results) == 9 and report["threads"] == 1 and report["load_s"] > 0
     assert "at most 64 sequences" in results.pop(("batch", 65))["skipped"]
@@ -229,7 +229,7 @@ def test_bench(mlcpipe_run: Run, bundle: Path) -> None:
         # the deepest was 64 tokens and 8 decoded ones
         assert memory["beyond"] == memory["private"] - 72 * report["kv_bytes_per_token"]
     assert report["versions"]["apache-tvm"] and report["cpu"]
-    shown = mlcpipe_run(*common)
+    shown = mlcpipe_program(*common)
     for words in ("median tok/s", "read bandwidth", "peak memory", "was skipped", "1 threads"):
         assert words in shown.stdout
 
@@ -257,10 +257,12 @@ def test_ctrl_c_ends_a_compile_without_leftovers(cli_environment: dict[str, str]
 
 
 @pytest.mark.full
-def test_a_bundle_from_elsewhere_is_told_on_stderr_in_one_line(mlcpipe_run: Run, bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_from_elsewhere_is_told_on_stderr_in_one_line(
+    mlcpipe_program: Run, bundle: Path, tmp_path: Path
+) -> None:
     question = ("chat", bundle, "--prompt", "What is mlcpipe?", "--temperature", 0, "--no-stats")
-    own = mlcpipe_run(*question)
-    foreign = mlcpipe_run(*question, env={"MLCPIPE_CONFIG": str(tmp_path)})
+    own = mlcpipe_program(*question)
+    foreign = mlcpipe_program(*question, env={"MLCPIPE_CONFIG": str(tmp_path)})
     assert own.returncode == foreign.returncode == 0 and own.stdout == foreign.stdout != ""
     assert "native code" not in own.stderr
     (line,) = [line for line in foreign.stderr.splitlines() if "native code" in line]

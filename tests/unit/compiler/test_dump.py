@@ -15,7 +15,7 @@ from mlcpipe.compiler.export import export, prepare_model
 from mlcpipe.passes import pipeline
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import compiled_variants, load_target
-from tests.conftest import TinyLlama, write_llama
+from tests.conftest import EXACT, TinyLlama, write_llama
 
 CPU_PHASES = (pipeline.MODEL, pipeline.OPERATORS, pipeline.MEMORY, pipeline.VM)
 
@@ -47,7 +47,8 @@ def test_every_phase_of_every_variant_is_written(
     monkeypatch.setattr(
         job, "compiled_variants", lambda target: compiled_variants(target)[-2:]
     )  # the others take longest
-    folder = compiled(tmp_path, monkeypatch, "cpu", "q4f16_1")
+    (tmp_path / "cpu.toml").write_text('base = "cpu"\n[tvm]\nopt-level = 0\n', encoding="utf-8")
+    folder = compiled(tmp_path, monkeypatch, str(tmp_path / "cpu.toml"), "q4f16_1")
     variants = [variant.name for variant in compiled_variants(load_target("cpu"))[-2:]]
     expected = {f"cpu/{phase.name}": files(phase) for phase in CPU_PHASES}
     for name in variants:
@@ -69,11 +70,12 @@ def test_every_phase_of_every_variant_is_written(
 
 @pytest.mark.full
 def test_companions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = tmp_path / "board.toml"
-    board.write_text('base = "cpu-native"\ncompanions = ["cpu-native"]\n', encoding="utf-8")
-    folder = compiled(tmp_path, monkeypatch, str(board), "auto")
-    found = dumped(folder)
-    for name in ("board", "cpu-native"):
+    for name, companions in (("board", '["other.toml"]'), ("other", "[]")):
+        text = f"companions = {companions}\n{EXACT}"
+        (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = dumped(compiled(tmp_path, monkeypatch, "board.toml", "auto"))
+    for name in ("board", "other"):
         (variant,) = compiled_variants(load_target("cpu-native"))
         assert found[f"{name}/{pipeline.MODEL.name}"] == files(pipeline.MODEL)
         assert found[f"{name}/{variant.name}/kernels/{pipeline.LLVM.name}"] == files(pipeline.LLVM)

@@ -298,6 +298,7 @@ def _no_kernels(*_: object, **__: object) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full_cases("vulkan", "webgpu")  # the others are kept as vulkan's are
 @pytest.mark.parametrize("name", ["vulkan", "cuda-sm86", "metal", "webgpu"])
 def test_a_second_model_of_these_shapes_has_the_same_library(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -47,16 +47,6 @@ def board(folder: Path, mtriple: str, mcpu: str = "") -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def all_variants(tiny_bundles: Bundles) -> Bundles:
-    """Bundles of the random model with every variant of this architecture."""
-    folder = tiny_bundles.folder / "variants"
-    folder.mkdir(exist_ok=True)
-    path = folder / "cpu.toml"
-    path.write_text(f'base = "cpu"\n{UNOPTIMIZED}', encoding="utf-8")
-    return replace(tiny_bundles, folder=folder, target=str(path))
-
-
 @pytest.fixture
 def features(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Lets this machine have only the features of a variant."""
@@ -236,6 +226,7 @@ def registers(source: str, kind: str) -> int:
     return len(re.findall(rf"%{kind}\d", source))
 
 
+@pytest.mark.full_cases("x86_64")
 @pytest.mark.parametrize("system", ["x86_64", "windows"])
 @pytest.mark.full
 def test_the_base_of_x86_has_no_avx(system: str, assembly: Callable[[str, str], str]) -> None:
@@ -272,7 +263,7 @@ def test_avx512_uses_512_bits(assembly: Callable[[str, str], str]) -> None:
         ("aarch64", "dotprod"),
         ("aarch64", "baseline"),
         ("macos", "i8mm"),
-        ("macos", "dotprod"),
+        pytest.param("macos", "dotprod", marks=pytest.mark.everything),
         pytest.param("macos", "baseline", marks=pytest.mark.everything),  # every Mac has dotprod
     ],
 )

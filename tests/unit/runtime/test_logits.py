@@ -124,6 +124,7 @@ def compare(found: Array, expected: Array, *, half: bool) -> None:
 
 @pytest.mark.parametrize("quantization", scheme_names())
 @pytest.mark.fast_cases("q4f16_1", "q0f32")
+@pytest.mark.full_cases(*(name for name in scheme_names() if not name.startswith("q8f32")))  # q8f16 with other scales
 def test_every_quantization_computes_what_its_weights_say(
     tiny_bundles: Bundles, quantization: str, tmp_path: Path
 ) -> None:

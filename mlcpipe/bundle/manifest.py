@@ -11,9 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from mlcpipe.bundle.quality import QualityInfo
+from mlcpipe.bundle.row_runs import MAX_ROWS, order_of
 from mlcpipe.bundle.schema import Count, Frozen, Name, Positive
 from mlcpipe.bundle.states import States, check_states, kv_bytes_per_token
 from mlcpipe.bundle.tensor_cache import RECOMPILE
@@ -196,6 +197,17 @@ class AdaptedInfo(Frozen):
     columns: Items[Positive] = Field(description="of each part")
     sources: Names
     dtype: Annotated[str, Field(pattern="^(uint8|float16|float32)$")] = Field(description="of adapters")
+    rows: Items[Annotated[Items[int], Field(min_length=3, max_length=3)]] = Field(
+        default=(), description="runs (first, count, step) of the tensors' rows in the order in which they are stored"
+    )
+
+    @model_validator(mode="after")
+    def _has_an_order(self) -> AdaptedInfo:
+        if self.rows:
+            if sum(self.columns) > MAX_ROWS:
+                raise ValueError(f"expected at most {MAX_ROWS} rows")
+            order_of(self.rows, self.columns)
+        return self
 
 
 class EmbeddingInfo(Frozen):

@@ -21,6 +21,7 @@ from mlcpipe.checkpoint.quantized import quantized
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, check_name, read_header
 from mlcpipe.checkpoint.text_tower import text_tower
 from mlcpipe.checkpoint.tied import settled
+from mlcpipe.checkpoint.turned import upright
 from mlcpipe.errors import CheckpointError
 from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
@@ -58,7 +59,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     whole = Checkpoint(folder, config, generation_config, ordered, files)
-    return settled(unstacked(quantized(text_tower(whole))))
+    return settled(upright(unstacked(quantized(text_tower(whole)))))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -6,13 +6,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from mlcpipe.checkpoint.checkpoint import Checkpoint
+from mlcpipe.checkpoint.family_names import names_of
 from mlcpipe.checkpoint.matrix import Matrix
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 
 _FIELD = "tie_word_embeddings"
-_EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
-_HEAD = "lm_head.weight"
-_NORM = "model.norm.weight"  # only for whole models: draft heads also have a head without an embedding
 _CHUNK_BYTES = 4 << 20
 
 
@@ -22,15 +20,17 @@ def settled(checkpoint: Checkpoint) -> Checkpoint:
     Unless config.json unties them, a head that differs from the embedding is separate, and a head without an embedding
     is the embedding too: a model of a family that does not tie by default then lacks a head.
     """
-    tensors = dict(checkpoint.tensors)
-    embedding, head = next(filter(None, map(tensors.get, _EMBEDDINGS)), None), tensors.get(_HEAD)
+    tensors, names = dict(checkpoint.tensors), names_of(checkpoint.config)
+    embeddings, head_name = names.candidates("model.embed_tokens.weight"), names.published("lm_head.weight")
+    embedding, head = next(filter(None, map(tensors.get, embeddings)), None), tensors.get(head_name)
     if head is None or checkpoint.config.get(_FIELD) is False:
         return checkpoint
     if embedding is not None and not _same(embedding, head):
         return replace(checkpoint, config={**checkpoint.config, _FIELD: False})
-    if embedding is not None or _NORM not in tensors:
+    # Only for whole models: draft heads also have a head without an embedding.
+    if embedding is not None or names.candidates("model.norm.weight")[0] not in tensors:
         return checkpoint
-    tensors[_EMBEDDINGS[0]] = replace(tensors.pop(_HEAD), name=_EMBEDDINGS[0])
+    tensors[embeddings[0]] = replace(tensors.pop(head_name), name=embeddings[0])
     return replace(checkpoint, tensors=MappingProxyType(dict(sorted(tensors.items()))))
 
 

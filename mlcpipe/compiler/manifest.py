@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+import numpy as np
+
 from mlcpipe.bundle import (
     ENTRY_POINTS,
     AdaptedInfo,
@@ -28,6 +30,7 @@ from mlcpipe.bundle import (
 )
 from mlcpipe.bundle.conv_template import Message, Render
 from mlcpipe.bundle.manifest import FORMAT_VERSION
+from mlcpipe.bundle.row_runs import runs_of
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.export import MAX_BATCH
@@ -124,7 +127,12 @@ def model_info(job: Job) -> ModelInfo:
         rope_above=dynamic,
         adapted=tuple(
             AdaptedInfo(
-                name=one.name, inputs=one.shape.k, columns=one.shape.parts, sources=one.sources, dtype=one.shape.dtype
+                name=one.name,
+                inputs=one.shape.k,
+                columns=one.shape.parts,
+                sources=one.sources,
+                dtype=one.shape.dtype,
+                rows=runs_of(np.frombuffer(one.order, np.int32)),
             )
             for one in job.state.adapted
         ),

@@ -43,9 +43,9 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
         raise ConfigError(
             "unknown architecture",
             where="config.json model_type",
-            expected=", ".join(model_types()),
+            expected=f"one of the {len(model_types())} in docs/families.md, such as llama or qwen3",
             found=repr(model_type),
-            next_step="take a model of one of these (docs/models.md); a GGUF file of this one does not help",
+            next_step="take a model of one of these; a GGUF file of this one does not help",
         )
     model = build_from(config, _module(model_type).build)
     assert isinstance(model, CausalLM)

@@ -48,7 +48,6 @@ FIXED: Mapping[str, list[Any]] = {
     "attention_bias": [None, False],
     "mlp_bias": [None, False],
     "hidden_act": [None, "silu"],
-    "rms_norm_eps": [None],
     "use_pos_enc": [None, True],
     "block_use_swiglu": [None, True],
 }
@@ -113,7 +112,6 @@ def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     config["layer_types"] = [ATTENDS if count else CONVOLVES for count in heads]
     config["conv_L_cache"] = file.integer("shortconv.l_cache")
     config["block_auto_adjust_ff_dim"] = False
-    config["norm_eps"] = config.pop("rms_norm_eps")
 
 
 GGUF = GgufFamily(

@@ -12,6 +12,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.states import State
 from mlcpipe.nn import definitions
+from mlcpipe.nn.alibi import with_slopes, without_slopes
 from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.language_model import LanguageModel
@@ -69,13 +70,15 @@ class Attention(AttentionBlock):
         if spec.norm == "all":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (_clipped(one, spec.clip) for one in (q, k, v))
-        q = op.reshape(q, (m, spec.num_heads, spec.head_dim))
-        k = op.reshape(k, (m, spec.num_kv_heads, spec.head_dim))
-        v = op.reshape(v, (m, spec.num_kv_heads, spec.head_dim))
+        q = op.reshape(q, (m, spec.num_heads, spec.size))
+        k = op.reshape(k, (m, spec.num_kv_heads, spec.size))
+        v = op.reshape(v, (m, spec.num_kv_heads, spec.size))
         if spec.norm in ("head", "each"):
             q, k = self.q_norm(q), self.k_norm(k)
         if spec.growth:
             q = _grown(q, kv.positions(m), *spec.growth)
+        if spec.slopes:
+            q, k, v = with_slopes(q, k, v, kv.positions(m), spec.slopes, spec.score_scale)
         func = definitions.apply_rope(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, x.dtype
         )
@@ -85,6 +88,7 @@ class Attention(AttentionBlock):
             weights = [self.q_norm.weight, self.k_norm.weight]
             qkv = op.tensor_expr_op(_with_weights, "with_weights", [qkv, *weights, spec.num_heads, spec.num_kv_heads])
         y = kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None)
+        y = without_slopes(y, spec.num_heads) if spec.slopes else y
         y = self._gated(y, x) if spec.gate else y
         return self.o_proj(self.sub_norm(y) if spec.sub_norm else y)
 
@@ -185,6 +189,6 @@ def _order_of_fused(spec: AttentionSpec, *halves: NDArray[np.int32] | None) -> N
     if spec.fused == "groups":
         group = spec.q_size // spec.num_kv_heads
         parts = rows.reshape(spec.num_kv_heads, -1)
-        q, k, v = (part.reshape(-1) for part in np.split(parts, [group, group + spec.head_dim], axis=1))
+        q, k, v = (part.reshape(-1) for part in np.split(parts, [group, group + spec.size], axis=1))
     q, k = (part if order is None else part[order] for part, order in zip((q, k), halves))
     return np.concatenate([q, k, v])

@@ -9,6 +9,8 @@ from tvm.relax.frontend import nn
 
 from mlcpipe.nn.norm import NormSpec
 
+SLOPE_DIMS = 16  # kernels take heads of multiples of 16
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -26,6 +28,8 @@ class AttentionSpec:
     clip           q, k and v are bounded to +- this number, after a norm over all of them
     gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"
     sub_norm       a norm before the output's matrix
+    slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
+                   that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
     growth         (beta, length): q times 1 + beta * log(1 + floor(position / length)), as Llama 4 and Ministral 3 do
     """
 
@@ -49,18 +53,24 @@ class AttentionSpec:
     gate: Literal["", "element", "head"] = ""
     sub_norm: bool = False
     growth: tuple[float, int] | None = None
+    slopes: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Dimensions of a head that projections make."""
+        return self.head_dim - SLOPE_DIMS if self.slopes else self.head_dim
 
     @property
     def q_size(self) -> int:
-        return self.num_heads * self.head_dim
+        return self.num_heads * self.size
 
     @property
     def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
+        return self.num_kv_heads * self.size
 
     @property
     def score_scale(self) -> float:
-        return self.head_dim**-0.5 if self.scale is None else self.scale
+        return self.size**-0.5 if self.scale is None else self.scale
 
 
 class AttentionBlock(nn.Module):

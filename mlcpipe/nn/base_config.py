@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.attention_spec import AttentionSpec
+from mlcpipe.nn.attention_spec import SLOPE_DIMS, AttentionSpec
 from mlcpipe.nn.config import Fields, check_architecture, layer_windows, rope_table
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.mlp import GatedMLP, PlainMLP, activation
@@ -27,9 +27,10 @@ _SHARED = (
 class Defaults:
     """A family's defaults in transformers, for fields that config.json omits.
 
-    `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads. `norm`:
-    what its norms are; files state their epsilon. `names`: what the family calls the fields of Llama's config.json,
-    which are read where a file has not that name.
+    `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads, and with
+    `fixed_heads` these hold whatever files say. `norm`: what its norms are; files state their epsilon. `expansion`: an
+    MLP without `intermediate_size` is as many times hidden_size wide. `names`: what the family calls the fields of
+    Llama's config.json, which are read where a file has not that name.
     """
 
     positions: int | None = None
@@ -40,6 +41,8 @@ class Defaults:
     tied: bool = False
     act: str = "silu"
     intermediate_size: int | None = None
+    expansion: int = 0
+    fixed_heads: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -91,7 +94,7 @@ class BaseConfig:
             "hidden_size": self.hidden_size,
             "num_heads": self.num_heads,
             "num_kv_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
+            "head_dim": self.head_dim + (SLOPE_DIMS if options.get("slopes") else 0),
             "norm_of": self.norm,
         }
         return AttentionSpec(**given | options)
@@ -142,6 +145,9 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
             f"field {name['num_key_value_heads']}", where=fields.where, expected=f"a divisor of {heads}", found=kv_heads
         )
     hidden = fields.integer(name["hidden_size"])
+    if defaults.fixed_heads:
+        kv_heads = heads
+        fields.refuse(head_dim=[None, hidden // heads])
     act = fields.get(name["hidden_act"], defaults.act)
     if act != "xielu":
         activation(act)
@@ -151,7 +157,9 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
         model_type=str(config["model_type"]),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=fields.integer(name["intermediate_size"], defaults.intermediate_size),
+        intermediate_size=fields.integer(
+            name["intermediate_size"], defaults.expansion * hidden or defaults.intermediate_size
+        ),
         num_layers=fields.integer(name["num_hidden_layers"], high=1024),
         num_heads=heads,
         num_kv_heads=kv_heads,

@@ -33,11 +33,10 @@ class Decoder(nn.Module):
         embedding_norm: bool,
         positions: tuple[int, int] | None,
     ) -> None:
-        self.facts, self.first = facts, 0
+        self.facts, (self.first, count) = facts, positions or (0, 0)
         self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size)
-        if positions is not None:
-            self.first, count = positions
-            self.embed_positions = Embedding(self.first + count, facts.hidden_size, quantize=False)
+        rows = self.first + count
+        self.embed_positions = Embedding(rows, facts.hidden_size, quantize=False) if count else None
         self.embedding_norm = norm(facts.hidden_size) if embedding_norm else None
         self.layers = nn.ModuleList(list(layers))
         self.norm = norm(facts.hidden_size)
@@ -57,7 +56,7 @@ class Decoder(nn.Module):
 
     def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Embeddings [m, hidden] at their positions, normalized if the model does so."""
-        if hasattr(self, "embed_positions"):
+        if self.embed_positions is not None:
             first = Tensor.from_scalar(self.first, "int32")
             x = op.add(x, self.embed_positions(op.add(positions, first) if self.first else positions))
         return x if self.embedding_norm is None else self.embedding_norm(x)

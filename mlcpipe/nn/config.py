@@ -10,6 +10,7 @@ from mlcpipe.errors import ConfigError
 
 _T = TypeVar("_T")
 MAX_SIZE = 1 << 24
+_CAUSAL = ("ForCausalLM", "LMHeadModel")  # how the names of classes end
 
 # Fields that change the result of families that have them, with the neutral values that do not.
 _CHANGES_RESULT: Mapping[str, tuple[Any, ...]] = {
@@ -166,11 +167,11 @@ def _short(value: Any) -> str:
 def check_architecture(config: Fields) -> None:
     """Raise ConfigError unless the checkpoint's class is a causal language model."""
     names = config.get("architectures", [])
-    if not isinstance(names, list) or not all(isinstance(n, str) and n.endswith("ForCausalLM") for n in names):
+    if not isinstance(names, list) or not all(isinstance(n, str) and n.endswith(_CAUSAL) for n in names):
         raise ConfigError(
             "architecture",
             where="config.json architectures",
-            expected="a ...ForCausalLM",
+            expected="a ...ForCausalLM or ...LMHeadModel",
             found=_short(names),
         )
 

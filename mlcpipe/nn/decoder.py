@@ -39,6 +39,7 @@ def decoder(
     ropes = [base.rope()] if ropes is None else list(ropes)
     of = [0] * count if rope_of is None else list(rope_of)
     if rotated is not None and not all(rotated):
+        ropes = ropes if any(rotated) else []
         of = [one if turned else len(ropes) for one, turned in zip(of, rotated)]
         ropes = [*ropes, no_rope(base.head_dim)]
     forms = [form] * count if isinstance(form, LayerForm) else list(form)

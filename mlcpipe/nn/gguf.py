@@ -23,6 +23,8 @@ ATTENTION = {
 MLP = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
 PRE_NORM = {**ATTENTION, **MLP, "ffn_norm": "post_attention_layernorm"}
 POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+PLAIN_MLP = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("up", "down")}
+FUSED = {"attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
 MOE = {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
@@ -65,6 +67,7 @@ class GgufFamily:
     rope         "full" rotates whole heads, "partial" a part of each, scaled as the file says; "longrope" has tensors
                  of factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
+    grouped      rows of attn_qkv are those of q, of k and of v, which the checkpoint has by KV head
     norm_offset  added to the weights of norms in the file
     some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
     """
@@ -76,6 +79,7 @@ class GgufFamily:
     applies: Callable[[GgufFile], bool] | None = None
     rope: Literal["full", "partial", "longrope"] = "full"
     interleaved: bool = False
+    grouped: bool = False
     norm_offset: float = 0.0
     some_attend: bool = False
     also: tuple[str, ...] = ()

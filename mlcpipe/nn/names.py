@@ -16,12 +16,14 @@ class CheckpointNames:
     `prefixes`: alternatives for `model.`, of which the first that fits counts. `unused`: beginnings of names of tensors
     that no step needs, after the prefix or without it. `top` renames modules outside the layers and `layers` itself,
     `layer` those of a layer, with all inside them; "{}" stands for a number, and the longest name that fits counts.
+    `turned`: how modules end whose matrices safetensors files have as [in, out].
     """
 
     prefixes: tuple[str, ...] = ("model.", "")
     unused: tuple[str, ...] = ()
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
+    turned: tuple[str, ...] = ()
 
     def published(self, name: str) -> str:
         """The checkpoint's name of a tensor, still with `model.` instead of a prefix."""
@@ -32,6 +34,13 @@ class CheckpointNames:
             return f"model.{_renamed(rest, self.top)}"
         _, number, inner = rest.split(".", 2)
         return f"model.{self.layers}.{number}.{_renamed(inner, self.layer)}"
+
+    def candidates(self, name: str) -> list[str]:
+        """The names that a tensor of the model may have, by prefix; the first is the usual one."""
+        published = self.published(name)
+        if not published.startswith("model."):
+            return [published]
+        return [prefix + published.removeprefix("model.") for prefix in self.prefixes]
 
     @property
     def layers(self) -> str:

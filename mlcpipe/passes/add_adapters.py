@@ -81,7 +81,7 @@ def _adapted(state: Lowering) -> tuple[Adapted, ...]:
 
 def _of_weight(weight: Weight, dtype: str) -> Adapted:
     n, k = weight.shape
-    return Adapted(weight.name, AdapterShape(k, weight.part_rows or (n,), dtype), weight.sources[0])
+    return Adapted(weight.name, AdapterShape(k, weight.part_rows or (n,), dtype), weight.sources[0], weight.order)
 
 
 def _with_adapters(func: relax.Function, adapted: tuple[Adapted, ...], name: str) -> relax.Function:

@@ -34,11 +34,15 @@ Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
 
 @dataclass(frozen=True)
 class Adapted:
-    """A projection with adapters: its `name`, its kernel's shape, and the checkpoint's tensor of each part."""
+    """A projection with adapters: its `name`, its kernel's shape, and the checkpoint's tensor of each part.
+
+    `order` is that of the weight's rows.
+    """
 
     name: str
     shape: AdapterShape
     sources: tuple[str, ...]
+    order: bytes = b""
 
 
 @dataclass(frozen=True)

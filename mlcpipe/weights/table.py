@@ -28,7 +28,10 @@ from mlcpipe.quantization.scheme import Scheme, plain_scheme
 Array = NDArray[Any]
 
 # Buffers that transformers saves, some only once did, and no model reads; those of xIELU are the same in all models.
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias.mask", "act_fn.beta", "act_fn.eps")
+_IGNORED_SUFFIXES = (
+    "rotary_emb.inv_freq", "self_attn.bias.mask", "attn.bias", "attention.bias", ".masked_bias", "act_fn.beta",
+    "act_fn.eps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,12 +148,13 @@ def as_named(
 
     The prefix is the first of the possible ones with which the checkpoint has the first weight.
     """
-    first = names.published(weights[0].sources[0][0]).removeprefix("model.")
-    prefix = next((one for one in names.prefixes if one + first in checkpoint.tensors), names.prefixes[0])
+    first = names.candidates(weights[0].sources[0][0])
+    at = next((i for i, name in enumerate(first) if name in checkpoint.tensors), 0)
+    prefix = names.prefixes[at]
 
     def named(source: str) -> str:
-        published = names.published(source)
-        return prefix + published.removeprefix("model.") if published.startswith("model.") else published
+        found = names.candidates(source)
+        return found[at if len(found) > 1 else 0]
 
     renamed = tuple(replace(w, sources=tuple(tuple(map(named, group)) for group in w.sources)) for w in weights)
     return renamed, (*names.unused, *(prefix + name for name in names.unused))

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj",
+               "query_key_value", "dense_h_to_4h")  # fmt: skip
 Pairs = Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 

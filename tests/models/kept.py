@@ -30,6 +30,7 @@ SLOTS = (("lfm2", "Q4_0"),)  # not for browsers
 MIXED = (("mixtral", "Q4_K+Q3_K"), ("qwen3_moe", "Q8_0+F16"), ("gpt_oss", "MXFP4+Q4_0"))
 # What GGUF stores; the rest of a family's variants it cannot tell.
 FIELDS: dict[str, dict[str, Any]] = {
+    "falcon": {"num_kv_heads": 1},
     "qwen3_moe": {"norm_topk_prob": True},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7},

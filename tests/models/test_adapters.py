@@ -29,6 +29,7 @@ FAMILIES = (
     "qwen3_moe-default",
     "olmo2-default",
     "lfm2-default",
+    "gpt_neox-default",
 )
 Compile = Callable[..., Path]
 
@@ -53,7 +54,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
 
 
 @pytest.mark.fast_cases("llama-default")
-@pytest.mark.full_cases("gemma2-softcaps", "phi3-longrope", "qwen3_moe-default")
+@pytest.mark.full_cases("gemma2-softcaps", "phi3-longrope", "qwen3_moe-default", "gpt_neox-default")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_merged_weights(name: str, compiled: Compile, tmp_path: Path) -> None:
     pairs = random_pairs(model_of(name), 8, seed=1)

@@ -37,7 +37,7 @@ REFUSED_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": 1 << 40}, "vocab_size"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
     ({"rope_theta": -1.0}, "rope_theta"),
-    ({"head_dim": 15}, "rotary dimension"),
+    ({"head_dim": 15}, "dim"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ({"text_config": {}}, "text_config"),
     ({"vision_config": {}}, "vision_config"),
@@ -181,6 +181,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"block_ffn_dim_multiplier": "2"}, "block_ffn_dim_multiplier"),
     ("smollm3", {"no_rope_layers": [1, 1, 1, 2]}, "no_rope_layers"),
     ("qwen2", {"attention_bias": False}, "attention_bias"),
+    ("falcon", {"alibi": True}, "alibi"),
+    ("falcon", {"num_ln_in_parallel_attn": 2}, "new_decoder_architecture"),
+    ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "new_decoder_architecture"),
+    *((family, {"add_cross_attention": True}, "add_cross_attention") for family in ("gpt2", "gpt_bigcode")),
+    *(
+        ("opt", {field: value}, field)
+        for field, value in (("do_layer_norm_before", False), ("word_embed_proj_dim", 32))
+    ),
+    ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm"),
     ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type"),
     ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "long_factor": [2.0] * 7}}, "long_factor"),
     ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "short_factor": [0.0] * 8}}, "short_factor"),

@@ -30,11 +30,13 @@ from tests.models import kept, tiny
 from tests.models.variants import VARIANTS
 from tests.unit.checkpoint.gguf_files import write_gguf
 
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
 BLOCK = "model.layers.0.block_sparse_moe.experts"
 _OTHERS = {
     "llama": ("llama3_tied", "linear_bias", "yarn"),
     "phi3": ("longrope", "longrope_partial", "partial_window"),
     "qwen3": ("tied",),
+    "starcoder2": ("window",),
     "mixtral": ("window",),
 }
 CASES = [tiny.TinyCase(name, "default", kept.FIELDS.get(name, {})) for name in gguf_families()]
@@ -85,6 +87,15 @@ def test_gate_and_up_of_experts_in_one_tensor(tmp_path: Path) -> None:
         list(renamed({odd.name: odd}, gguf_families()["mixtral"], one.config))
 
 
+def test_q_k_and_v_in_one_tensor(tmp_path: Path) -> None:
+    source = open_checkpoint(tiny.write_tiny(tiny.TinyCase("phi", "default"), tmp_path / "source", seed=kept.SEED))
+    files = [write_gguf(source, tmp_path / f"{joined}.gguf", Q8_0, joined=joined) for joined in (True, False)]
+    found, expected = map(open_checkpoint, files)
+    assert list(found.tensors) == list(expected.tensors)
+    for name in found.tensors:
+        np.testing.assert_array_equal(found.read(name), expected.read(name), err_msg=name)
+
+
 @pytest.mark.fast_cases("llama-Q4_0")
 @pytest.mark.full_cases(
     "llama-F16", "mixtral-Q4_K", "gpt_oss-MXFP4", "llama-IQ4_XS", "mixtral-Q4_K+Q3_K",
@@ -131,7 +142,7 @@ def test_experts_in_two_formats_are_stored_apart(tmp_path: Path) -> None:
 def test_logits_are_those_of_the_dequantized_checkpoint(model_type: str, tmp_path: Path) -> None:
     """Blocks of Q8_0, dequantized by the `gguf` package into safetensors, and the file itself, compiled in float32."""
     safetensors = pytest.importorskip("safetensors.numpy")
-    kind = gguf.GGMLQuantizationType.Q8_0
+    kind = Q8_0
     case = tiny.TinyCase(model_type, "default", kept.FIELDS.get(model_type, {}))
     folder = tiny.write_tiny(case, tmp_path / "source", seed=kept.SEED)
     source = open_checkpoint(folder)

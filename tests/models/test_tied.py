@@ -93,6 +93,24 @@ def test_what_is_read(
         assert expected == (EMBEDDING, HEAD)
 
 
+@pytest.mark.parametrize(
+    ("family", "embedding", "head"),
+    [("gpt_neox", "gpt_neox.embed_in.weight", "embed_out.weight"), ("opt", "model.decoder.embed_tokens.weight", HEAD)],
+)
+def test_names_are_the_family_s(family: str, embedding: str, head: str, tmp_path: Path) -> None:
+    write_tiny(TinyCase(family, "tied", {"num_hidden_layers": 1, "tie_word_embeddings": False}), tmp_path, seed=0)
+    config, file = json.loads((tmp_path / "config.json").read_text()), tmp_path / "model.safetensors"
+    del config["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert open_checkpoint(tmp_path).config["tie_word_embeddings"] is False
+    tensors = load_file(file)
+    del tensors[embedding]
+    save_file(tensors, file, metadata={"format": "pt"})
+    alone = open_checkpoint(tmp_path)
+    np.testing.assert_array_equal(alone.read(embedding), tensors[head])
+    assert head not in alone.tensors
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_tie_as_in_transformers(family: str) -> None:
     assert build(family).facts.tied == AutoConfig.for_model(family).tie_word_embeddings

@@ -91,6 +91,16 @@ SIZES: Mapping[str, Any] = {
     "eos_token_id": 2,
 }
 
+# What families call these.
+ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
+    **dict.fromkeys(("n_layer", "n_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
+    **dict.fromkeys(("n_positions", "max_seq_len"), "max_position_embeddings"),
+    **dict.fromkeys(("ffn_dim", "ffn_hidden_size"), "intermediate_size"),
+    "num_kv_heads": "num_key_value_heads",
+}
+
 # Case -> the seed that `search_seed` found, and `digest` of what for: `python -m tests.models.tiny` writes them.
 _SEEDS = Path(__file__).with_name("seeds.json")
 SEEDS: Mapping[str, Mapping[str, Any]] = json.loads(_SEEDS.read_text(encoding="utf-8"))
@@ -145,7 +155,8 @@ def tiny_checkpoints() -> dict[str, list[TinyCase]]:
 def tiny_config(case: TinyCase) -> Any:
     """The case's transformers configuration."""
     known = AutoConfig.for_model(case.model_type).to_dict()
-    sizes = {name: value for name, value in {**SIZES, **OWN.get(case.model_type, {})}.items() if name in known}
+    every = {**SIZES, **{name: SIZES[of] for name, of in ALIASES.items()}, **OWN.get(case.model_type, {})}
+    sizes = {name: value for name, value in every.items() if name in known}
     if known.get("sliding_window") is None:
         # A family without a window by default gets one in a variant only.
         sizes.pop("sliding_window", None)
@@ -179,7 +190,7 @@ def build_model(case: TinyCase, seed: int) -> Any:
                 parameter.copy_(noise)
                 continue
             parameter.add_(noise, alpha=0.2)
-            if "norm" in name:
+            if "norm" in name and not name.endswith("bias"):
                 parameter.sub_(2.0 * (torch.rand(parameter.shape, generator=generator) < 0.5))
     # Runs have a fixed length: no token ends them.
     model.generation_config.eos_token_id = None

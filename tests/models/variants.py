@@ -178,6 +178,16 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
     },
+    "opt": {"galactica": {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}},
+    "phi": {
+        "qk_norm": {
+            **_rope("default", partial_rotary_factor=0.25),
+            "qk_layernorm": True,
+            "num_key_value_heads": 4,
+            "vocab_size": 163,
+            "hub": True,
+        },
+    },
     "phi3": {
         "longrope": {
             **_rope("longrope", short_factor=_SHORT, long_factor=_LONG),
@@ -191,6 +201,17 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
         "partial_window": {**_rope("default", partial_rotary_factor=0.5), "sliding_window": 8},
+    },
+    "bloom": {"six_heads": {"n_head": 6, "hidden_size": 96, "tie_word_embeddings": False, "vocab_size": 163}},
+    "falcon": {
+        "new": {"new_decoder_architecture": True, "bias": True, "tie_word_embeddings": False, "activation": "relu"},
+        "sequential": {
+            "parallel_attn": False,
+            "multi_query": False,
+            "num_kv_heads": 4,
+            "ffn_hidden_size": None,
+            "hub": True,
+        },
     },
     "gemma": {"legacy": {"hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False, "head_dim": 24}},
     "gemma2": {
@@ -228,6 +249,26 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
     },
+    "gpt2": {
+        "scales": {
+            "scale_attn_by_inverse_layer_idx": True,
+            "n_inner": 96,
+            "tie_word_embeddings": False,
+            "vocab_size": 163,
+            "activation_function": "relu",
+        },
+    },
+    "gpt_bigcode": {"multi_head": {"multi_query": False, "scale_attn_weights": False, "tie_word_embeddings": False}},
+    "gpt_neox": {
+        "sequential": {
+            **_rope("default", partial_rotary_factor=0.5),
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "vocab_size": 163,
+            "hub": True,
+        },
+    },
     "gpt_oss": {
         "hub": {
             "num_hidden_layers": 4,
@@ -256,6 +297,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
         "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    },
+    "mpt": {
+        "clipped": {
+            "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.4},
+            "n_heads": 6,
+            "d_model": 96,
+            "vocab_size": 163,
+            "tie_word_embeddings": False,
+        },
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
     "olmo": {"clipped": {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": 4, "hub": True}},
@@ -292,4 +342,16 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "vaultgemma": {
         "softcaps": {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 20}
     },
+    "stablelm": {
+        "parallel": {
+            **_rope("default", partial_rotary_factor=0.5),
+            "use_qkv_bias": True,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "tie_word_embeddings": True,
+            "vocab_size": 163,
+            "hub": True,
+        },
+    },
+    "starcoder2": {"window": {"sliding_window": 8, "use_bias": False, "tie_word_embeddings": False, "hub": True}},
 }

@@ -77,9 +77,7 @@ class GgufCheckpoint(Checkpoint):
         values = read_chunks(tensor, chunks) if tensor.dtype in FORMATS else read_float32(tensor)
         if not isinstance(tensor, GgufTensor):
             return values
-        if tensor.heads:
-            pairs = values.reshape(tensor.heads, -1, 2, *tensor.shape[1:])
-            values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(tensor.shape)
+        values = tensor.in_order(values)
         if tensor.add:
             values += np.float32(tensor.add)
         return values
@@ -90,16 +88,13 @@ class GgufCheckpoint(Checkpoint):
         if split is None:
             return super().read_parts(name)
         blocks = np.frombuffer(self.read_raw(name), np.uint8).reshape(-1, FORMATS[tensor.dtype].nbytes)
-        rows, heads = tensor.shape[0], tensor.heads if isinstance(tensor, GgufTensor) else 0
-        parts = split(blocks).map(lambda part: part.reshape(rows, -1))
+        parts = split(blocks).map(lambda part: part.reshape(tensor.shape[0], -1))
         if not parts.finite:
             raise CheckpointError(
                 f"tensor {shown(name)} is not finite", where=shown_path(self.path), expected="finite scales",
                 next_step="the file is damaged: download it again",
             )  # fmt: skip
-        if not heads:
-            return parts
-        return parts.map(lambda part: part.reshape(heads, -1, 2, part.shape[1]).swapaxes(1, 2).reshape(rows, -1))
+        return parts.map(tensor.in_order) if isinstance(tensor, GgufTensor) else parts
 
     def content_hash(self, cache_dir: Path | None = None) -> str:
         """sha256 (hex) over names, sizes and content of the model's files."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.expert_stacks import rows_of
@@ -59,11 +60,25 @@ _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
 class GgufTensor(TensorInfo):
     """A tensor under its name in Hugging Face's layout.
 
-    `heads` > 0: rows are in interleaved order within each head. `add` is added to the values as stored.
+    `heads` > 0: rows are in interleaved order within each head; with `kv_heads` > 0 they are those of q, then of k,
+    then of v, and Hugging Face has them by KV head. `add` is added to the values as stored.
     """
 
     heads: int = 0
     add: float = 0.0
+    kv_heads: int = 0
+
+    def in_order(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Rows [n, ...] as stored -> the same in Hugging Face's order."""
+        if self.kv_heads:
+            size = len(stored) // (self.heads + 2 * self.kv_heads)
+            parts = np.split(stored, [self.heads * size, (self.heads + self.kv_heads) * size])
+            grouped = [part.reshape(self.kv_heads, -1, *stored.shape[1:]) for part in parts]
+            return np.concatenate(grouped, axis=1).reshape(stored.shape)
+        if self.heads:
+            pairs = stored.reshape(self.heads, -1, 2, *stored.shape[1:])
+            return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(stored.shape)
+        return stored
 
 
 class _File:
@@ -154,8 +169,7 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
     names = checkpoint_names(config["model_type"])
 
     def published(name: str) -> str:
-        found = names.published(name)
-        return names.prefixes[0] + found.removeprefix("model.") if found.startswith("model.") else found
+        return names.candidates(name)[0]
 
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for name, tensor in tensors.items():
@@ -180,10 +194,14 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             for i, one in enumerate(parts):
                 pattern = f"model.layers.{layer}.{family.experts[one]}.{suffix}"
                 yield from _unstacked(tensor, published(pattern), config, i, len(parts))
+        elif part == "attn_qkv" and part not in family.names and "attn_q" in family.names and not family.interleaved:
+            for one, rows in _apart(tensor, heads["attn_q"], heads["attn_k"]):
+                yield _as(rows, published(f"model.layers.{layer}.{family.names[one]}.{suffix}"))
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
             add = -family.norm_offset if part.endswith("norm") and suffix == "weight" else 0.0
-            yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
+            found = _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
+            yield _grouped(found, heads["attn_q"], heads["attn_k"]) if part == "attn_qkv" and family.grouped else found
         else:
             yield _as(tensor, name)
 
@@ -192,6 +210,26 @@ def _as(tensor: TensorInfo, name: str, heads: int = 0, add: float = 0.0) -> Gguf
     if heads and tensor.shape[0] % (2 * heads):
         raise ConfigError(f"the rows of {name}", expected=f"a multiple of 2 * {heads} heads", found=tensor.shape[0])
     return GgufTensor(name, tensor.shape, tensor.dtype, tensor.file, tensor.offset, tensor.nbytes, heads, add)
+
+
+def _apart(tensor: TensorInfo, heads: int, kv_heads: int) -> Iterator[tuple[str, TensorInfo]]:
+    """The rows of q, of k and of v, which lie one after the other."""
+    size, rest = divmod(tensor.shape[0], heads + 2 * kv_heads)
+    if rest or not size:
+        expected = f"a multiple of {heads} + 2 * {kv_heads} heads"
+        raise ConfigError(f"the rows of {shown(tensor.name)}", expected=expected, found=tensor.shape[0])
+    begin, row = 0, tensor.nbytes // tensor.shape[0]
+    for name, count in (("attn_q", heads * size), ("attn_k", kv_heads * size), ("attn_v", kv_heads * size)):
+        shape, nbytes = (count, *tensor.shape[1:]), count * row
+        yield name, replace(tensor, shape=shape, offset=tensor.offset + begin, nbytes=nbytes)
+        begin += nbytes
+
+
+def _grouped(tensor: GgufTensor, heads: int, kv_heads: int) -> GgufTensor:
+    if not kv_heads or heads % kv_heads or tensor.shape[0] % (heads + 2 * kv_heads):
+        expected = f"a multiple of {heads} + 2 * {kv_heads} heads"
+        raise ConfigError(f"the rows of {tensor.name}", expected=expected, found=tensor.shape[0])
+    return replace(tensor, heads=heads, kv_heads=kv_heads)
 
 
 def _unstacked(tensor: TensorInfo, pattern: str, config: Config, i: int, parts: int) -> Iterator[GgufTensor]:

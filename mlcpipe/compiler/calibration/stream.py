@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.calibration.layer import LayerFunction, compile_layers
-from mlcpipe.errors import CheckpointError
+from mlcpipe.errors import CheckpointError, CompileError
 from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.sequence import ScheduledRequest
@@ -48,18 +49,33 @@ class Stream:
         self._step_of_sample = max(1, rows * len(windows) // sample) if sample else 0
         self._layers = compile_layers(model, checkpoint, rows)
         self.norm = model.facts.num_layers
-        (norm,) = self._layers[self.norm].weights
         self._names = model.names
-        self.prefix = norm.sources[0][0].removesuffix(self.named("norm.weight"))
-        self.output = self.prefix + self.named("embed_tokens.weight")
+        tables = model.names.candidates("model.embed_tokens.weight")
+        self.output = next((name for name in tables if name in checkpoint.tensors), tables[0])
+        self.prefix = self.output.removesuffix(self.named("embed_tokens.weight"))
         table = checkpoint.read(self.output)
         if not model.facts.tied:
             self.output = model.names.published("lm_head.weight")
         self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]
+        if model.model.embed_positions is not None:
+            at, vectors = model.model.first, checkpoint.read(self.prefix + self.named("embed_positions.weight"))
+            self.hidden = [x + vectors[at : at + rows] for x in self.hidden]
+        if model.model.embedding_norm is not None:
+            self.hidden = [self._normalized(x, model, checkpoint) for x in self.hidden]
         pages = -(-rows // PAGE)
         sequence = Tokens(0, ScheduledRequest(tuple(windows[0]), 1), [array("i", range(pages))], [0])
         sequence.next_slot = 0 if slot_bytes(model.states()) else -1
         self._step = tvm.runtime.tensor(StepBuffer().fill([Span(sequence, 0, rows)]))
+
+    def _normalized(self, x: Array, model: CausalLM, checkpoint: Checkpoint) -> Array:
+        norm = model.model.embedding_norm
+        if not isinstance(norm, LayerNorm) or norm.bias is None:
+            raise CompileError(f"no calibration of {model.facts.model_type}", found="a norm after the embedding")
+        names = (self.prefix + self.named(f"embedding_norm.{part}") for part in ("weight", "bias"))
+        weight, bias = map(checkpoint.read, names)
+        centred = x - x.mean(axis=1, keepdims=True)
+        normalized: Array = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + np.float32(norm.eps))
+        return normalized * weight + bias
 
     def named(self, name: str) -> str:
         """The checkpoint's name, without the prefix, of a tensor of the model."""

@@ -14,6 +14,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 
 from mlcpipe.bundle import AdaptedInfo, ModelInfo
+from mlcpipe.bundle.row_runs import order_of
 from mlcpipe.checkpoint.peft import LowRank, read_adapter
 from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
@@ -101,13 +102,14 @@ def _packed(info: AdaptedInfo, modules: Mapping[str, LowRank], blocks: int) -> t
     """The arrays of a projection. Raises OverflowError for numbers that the dtype cannot hold."""
     parts = [modules.get(source.removesuffix(".weight")) for source in info.sources]
     a, b, scale = (np.zeros(shape, dtype) for shape, dtype in _arrays(info, blocks))
-    begin = 0
+    begin, order = 0, order_of(info.rows, info.columns)
     for part, (columns, one) in enumerate(zip(info.columns, parts)):
         end = begin + columns // _LANES
         if one is not None:
             rank = len(one.a)
             rows, row_scales = _stored(_padded(one.a, blocks), info)
-            others, other_scales = _stored(_padded(one.b.T, blocks), info)
+            in_order = one.b[order[_LANES * begin : _LANES * end] - _LANES * begin]
+            others, other_scales = _stored(_padded(in_order.T, blocks), info)
             if info.dtype == "uint8":  # four k, or ranks, side by side; even k before odd ones in every eight
                 rows = rows.reshape(blocks, RANK, -1, 4, 2).transpose(0, 2, 4, 1, 3)
                 others = others.reshape(blocks, RANK // 4, 4, -1, _LANES).transpose(0, 3, 1, 4, 2)

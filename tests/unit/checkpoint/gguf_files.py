@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint import Checkpoint, TensorInfo
 from mlcpipe.models import gguf_families
+from mlcpipe.nn.base_config import Defaults
 from mlcpipe.nn.gguf import GgufFamily
 
 F32 = gguf.GGMLQuantizationType.F32
@@ -60,15 +62,16 @@ def write_gguf(
     pre: str = "",
     up: gguf.GGMLQuantizationType | None = None,
     fused: bool = False,
+    joined: bool = False,
     **split: int,
 ) -> Path:
     """`source` as llama.cpp's conversion writes it: matrices in `kind`, experts' up in `up`, vectors in float32.
 
-    `fused`: experts' gate and up are one tensor.
+    `fused`: experts' gate and up are one tensor. `joined`: q, k and v are, as the first converters wrote them.
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
-    config, family = source.config, gguf_families()[source.config["model_type"]]
+    config, family = with_usual_names(source.config), gguf_families()[source.config["model_type"]]
     architecture = ARCHITECTURES[family.arch]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
     drafts = config.get("num_nextn_predict_layers", 0)
@@ -81,8 +84,9 @@ def write_gguf(
     else:
         add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, values in _stacked(source, family):
-        renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    for name, values in _joined(_stacked(source, family)) if joined else _stacked(source, family):
+        both = (name, name.removeprefix("transformer."))  # the conversion of BLOOM leaves the prefix out
+        renamed = next(filter(None, (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in both)), None)
         assert renamed is not None, name
         renamed += ".weight" if name.endswith("sinks") else ""
         if fused and "ffn_gate_exps" in renamed:
@@ -157,9 +161,23 @@ def _add_byte_level(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     writer.add_chat_template(settings["chat_template"])
 
 
+def defaults_of(config: dict[str, Any]) -> Defaults:
+    """What a family's config.json need not say, and what it calls the fields of Llama's."""
+    found: Defaults = getattr(import_module(f"mlcpipe.models.{config['model_type']}"), "DEFAULTS", Defaults())
+    return found
+
+
+def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json with Llama's names of the fields that all families have."""
+    defaults = defaults_of(config)
+    found = config | {usual: config[own] for usual, own in defaults.names.items() if config.get(own) is not None}
+    width = defaults.expansion * found["hidden_size"]
+    return {"intermediate_size": width, "max_position_embeddings": defaults.positions} | found
+
+
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
     """`gate`: the matrix of an MLP whose width is not in config.json."""
-    heads = config["num_attention_heads"]
+    heads, kind = config["num_attention_heads"], config["model_type"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -169,13 +187,16 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_nextn_predict_layers(drafts)
     writer.add_feed_forward_length(config["intermediate_size"] if gate is None else gate.shape[0])
     writer.add_head_count(heads)
-    kv_heads, types = config["num_key_value_heads"], config.get("layer_types") or ()
+    kv_heads, types = config.get("num_key_value_heads", heads), config.get("layer_types") or ()
     writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
-    kind, eps = config["model_type"], config.get("rms_norm_eps", config.get("norm_eps", config.get("layer_norm_eps")))
-    if kind in ("cohere", "cohere2", "nemotron", "olmo"):
-        writer.add_layer_norm_eps(1e-5 if kind == "olmo" else eps)
-    else:
-        writer.add_layer_norm_rms_eps(eps)
+    layer_norms = defaults_of(config).norm.kind == "layer"
+    eps = 1e-5 if kind == "olmo" else config["rms_norm_eps"]
+    (writer.add_layer_norm_eps if layer_norms else writer.add_layer_norm_rms_eps)(eps)
+    if kind == "mpt":
+        writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
+        writer.add_clamp_kqv(config["attn_config"]["clip_qkv"] or 0.0)
+    if config.get("use_parallel_residual") is not None:
+        writer.add_parallel_residual(config["use_parallel_residual"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     if count := expert_count(config):
@@ -197,6 +218,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         "cohere2",
         "exaone4",
         "olmo3",
+        "starcoder2",
         "afmoe",
     ):
         writer.add_sliding_window(config.get("sliding_window") or 0)
@@ -278,11 +300,22 @@ def _llama3_factors(table: dict[str, Any], theta: float, dim: int) -> NDArray[np
     return np.array(factors, np.float32)
 
 
+def _joined(tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """The same with q, k and v of a layer as one tensor, named as its q was in Phi 2."""
+    found, parts = dict(tensors), ("q_proj", "k_proj", "v_proj")
+    for name, values in found.items():
+        if ".q_proj." in name:
+            rows = np.concatenate([found[name.replace("q_proj", part)] for part in parts])
+            yield "transformer.h.{}.mixer.Wqkv.{}".format(name.split(".")[2], name.split(".")[-1]), rows
+        elif not any(f".{part}." in name for part in parts):
+            yield name, values
+
+
 def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
-    config = source.config
+    config = with_usual_names(source.config)
     kind, count = config["model_type"], expert_count(config)
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
     for name in source.tensors:
         parts = name.split(".")
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -302,6 +335,11 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
         if family.interleaved and parts[-2] in heads:
             halves = values.reshape(heads[parts[-2]], 2, -1, *values.shape[1:])
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+        if family.grouped and parts[-2] == "query_key_value":
+            count = config.get("num_key_value_heads") or config["num_attention_heads"]
+            by_head = values.reshape(count, config["num_attention_heads"] // count + 2, -1, *values.shape[1:])
+            apart = (by_head[:, :-2], by_head[:, -2], by_head[:, -1])
+            values = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in apart])
         if name.endswith("norm.weight"):
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution

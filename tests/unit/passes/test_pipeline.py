@@ -46,7 +46,7 @@ CHUNK = 32
 SCHEMES = tuple(name for name in scheme_names() if not load_scheme(name).mixed)
 RUNS = [(family, SCHEMES[i % len(SCHEMES)]) for i, family in enumerate(FAMILIES)]
 # Families that together have the operations of all take every scheme, the others one.
-SEVERAL = ("apertus", "cohere", "gemma2", "gpt_oss", "lfm2", "llama", "mixtral", "phi3", "qwen2")
+SEVERAL = ("apertus", "bloom", "cohere", "gemma2", "gpt_oss", "lfm2", "llama", "mixtral", "phi3", "qwen2")
 
 
 @cache
@@ -62,7 +62,8 @@ def test_every_family_and_scheme_is_here() -> None:
 
 
 @pytest.mark.parametrize(("family", "scheme"), RUNS)
-@pytest.mark.fast_cases("mixtral-q4f32_1", "gemma2-q0f16", "qwen2-q8f32_0")
+@pytest.mark.fast_cases(*(f"{family}-{scheme}" for family, scheme in RUNS if family in ("mixtral", "gemma2", "qwen2")))
+@pytest.mark.full_cases(*(f"{family}-{scheme}" for family, scheme in RUNS[: len(SCHEMES)]))
 def test_pipeline_is_well_formed_after_every_pass(family: str, scheme: str) -> None:
     state = pipeline.run(exported(family, scheme), *pipeline.SHARED, pipeline.SCHEDULE, check=True)
     assert_scheduled(state)

@@ -105,10 +105,10 @@ def _stored_alike(state: Lowering, members: list[int]) -> list[list[int]]:
 
     The kernels of RoPE and of gates take whole products.
     """
-    by_form: dict[tuple[Scheme | None, bytes, str], list[int]] = {}
+    by_form: dict[tuple[Scheme | None, bytes, tuple[str, ...]], list[int]] = {}
     for i in members:
         weight = state.weights[i]
-        by_form.setdefault((weight.scheme, weight.columns, weight.name.rsplit(".", 2)[0]), []).append(i)
+        by_form.setdefault((weight.scheme, weight.columns, tuple(weight.name.split(".")[:-2])), []).append(i)
     return list(by_form.values())
 
 

@@ -134,7 +134,7 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     if arch not in _families():
         raise ConfigError(
             "unknown architecture", where=f"general.architecture of {metadata.where}",
-            expected=", ".join(sorted(_families())), found=shown(arch), next_step="docs/models.md describes these",
+            expected=f"one of the {len(_families())} in docs/families.md, such as llama or qwen3", found=shown(arch),
         )  # fmt: skip
     model_type, family = next(
         (name, one)

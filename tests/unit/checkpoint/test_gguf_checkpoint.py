@@ -17,6 +17,7 @@ from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.gguf import GgufCheckpoint
 from mlcpipe.errors import CheckpointError, ConfigError, MlcpipeError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION
 from mlcpipe.tuning.tasks import model_of
 from tests.conftest import TinyLlama, write_llama
 from tests.unit.checkpoint.gguf_files import F32, add_vocabulary, write_gguf
@@ -66,7 +67,7 @@ def test_quantized_weights_are_kept(source: Checkpoint, tmp_path: Path) -> None:
     assert quantized.quantization(None) == "keep" and quantized.quantization("q8f16_1") == "q8f16_1"
     for kind in (F32, F16):
         plain = open_checkpoint(write_gguf(source, tmp_path / f"{kind.name}.gguf", kind))
-        assert plain.quantized_as is None and plain.quantization(None) == "q4f16_1"
+        assert plain.quantized_as is None and plain.quantization(None) == DEFAULT_QUANTIZATION
 
 
 def test_tuning_reads_its_configuration(source: Checkpoint, tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_every_estimate_counts(cards: Cards) -> None:
 
 def test_a_preview_has_the_numbers_of_the_bundle(demo_bundles: Bundles) -> None:
     checkpoint, manifest = open_checkpoint(demo_bundles.checkpoint), read_manifest(demo_bundles["q4f16_1"])
-    assert Purpose("cpu-native", useful=True).judge(checkpoint) == need_of(manifest, None)
-    assert Purpose("cpu-native", context=64).judge(checkpoint) == need_of(manifest, 64)
+    assert Purpose("cpu-native", "q4f16_1", useful=True).judge(checkpoint) == need_of(manifest, None)
+    assert Purpose("cpu-native", "q4f16_1", context=64).judge(checkpoint) == need_of(manifest, 64)
 
 
 def test_nothing_is_asked_where_no_gpu_is_shown(cards: Cards, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ TOWERS: Mapping[str, str] = {
     "llava_next": "llama",
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
-    "paligemma": "gemma",
     "qwen2_5_vl": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen3_vl": "qwen3",

@@ -55,6 +55,10 @@ WHOLES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
         {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": {**VIT, "model_type": "pixtral", "head_dim": 16, "image_size": 32, "patch_size": 4}},
         {},
     ),
+    "llava_next": (
+        {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": CLIP},
+        {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+    ),
     "qwen2_5_vl": (
         {"text_config": {**TEXT, **MROPE}, "vision_config": {**QWEN_VIT, "fullatt_block_indexes": [0]}, **IDS},
         {"model.language_model.": "model.", "model.visual.": "visual."},

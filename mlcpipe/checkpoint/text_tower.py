@@ -19,7 +19,8 @@ from mlcpipe.support.json_files import shown
 NESTED, PICTURES = "text_config", "vision_config"
 # What config.json calls the text model -> the family with the same layers.
 _FAMILIES: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-# The family of the text model of such a whole, if `text_config` does not say it.
+# The models whose text is read, and its family if `text_config` does not say it. Others are refused: PaliGemma's prompts,
+# for instance, attend to what follows.
 TOWERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "idefics3": "llama",
@@ -77,9 +78,9 @@ def text_tower(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the text model; the same object where it is not inside another."""
-    whole, nested = config.get("model_type"), config.get(NESTED)
-    if nested is None and PICTURES not in config:
+    """The configuration of the text model; the same object where it is not inside one of TOWERS."""
+    whole, nested = str(config.get("model_type")), config.get(NESTED)
+    if whole not in TOWERS or (nested is None and PICTURES not in config):
         return config
     if nested is None:
         nested = {name: value for name, value in config.items() if not name.endswith(("_config", "_token_id"))}
@@ -87,7 +88,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
         nested.pop("model_type")
     if not isinstance(nested, dict):
         raise ConfigError(NESTED, where="config.json", expected="an object", found=shown(nested))
-    own = nested.get("model_type") or TOWERS.get(str(whole), whole)
+    own = nested.get("model_type") or TOWERS[whole]
     family = _FAMILIES.get(str(own), own)
     outer = {name: config[name] for name in _OF_THE_WHOLE if name in config}
     found = {**_SIZES.get(str(family), {}), **outer, **nested, "model_type": family}

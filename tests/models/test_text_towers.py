@@ -141,3 +141,10 @@ def test_sizes_that_the_file_leaves_out_are_those_of_transformers() -> None:
 def test_a_text_config_that_is_no_object_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"text_config in config.json; expected an object; found \[1\]"):
         text_config({"model_type": "gemma3", "text_config": [1]})
+
+
+def test_models_that_read_texts_in_their_own_way_are_refused() -> None:
+    config = {"model_type": "paligemma", "text_config": {**TEXT, "model_type": "gemma"}, "vision_config": SIGLIP}
+    assert text_config(config) is config
+    with pytest.raises(ConfigError, match="unknown architecture in config.json model_type.*found 'paligemma'"):
+        build_model(config)

@@ -19,8 +19,8 @@ from mlcpipe.support.json_files import shown
 NESTED, PICTURES = "text_config", "vision_config"
 # What config.json calls the text model -> the family with the same layers.
 _FAMILIES: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-# The models whose text is read, and its family if `text_config` does not say it. Others are refused: PaliGemma's prompts,
-# for instance, attend to what follows.
+# The models whose text is read, and its family if `text_config` does not say it. Others are refused: PaliGemma's
+# prompts, for instance, attend to what follows.
 TOWERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "idefics3": "llama",

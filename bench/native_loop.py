@@ -34,7 +34,7 @@ def write_loop_program(compiler: Linker, cache: Path, output: Path) -> None:
         raise UsageError("allocations are counted below glibc's names", expected="a system with glibc")
     core = output.with_suffix(".o")
     with source_tree().copied() as tree:
-        compile_core(compiler, tree, _SOURCE, str(core), "-Wno-keyword-macro")
+        compile_core(compiler, tree, _SOURCE, str(core), "-Wno-keyword-macro", "-DMLCPIPE_GPUS_APART")
     others = [path for path in object_files(compiler, cache) if path.name != "runtime.o"]
     compiler.run([str(core), *map(str, others), "-rdynamic", "-pthread", "-ldl", "-o", str(output)])
 

@@ -238,8 +238,13 @@ def reference_greedy(case: TinyCase, tokens: Sequence[int], n: int = GREEDY_TOKE
     return list(_greedy(case, tuple(tokens), n))
 
 
-@lru_cache(4)
 def _reference_model(case: TinyCase) -> Any:
+    """The model; one whose frequencies follow the longest text so far is made for each use."""
+    return build_model(case, settled_seed(case)) if case.length_dependent else _kept_model(case)
+
+
+@lru_cache(4)
+def _kept_model(case: TinyCase) -> Any:
     return build_model(case, settled_seed(case))
 
 

@@ -28,6 +28,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_answers_are_the_same(tiny_bundles: Bundles, head: Path) -> None:
     found, drafted = [], []
     with_head = [tiny_bundles.checkpoint, "--target", tiny_bundles.target, "--draft-head", head]
+    with_head += ["--quantization", "q4f16_1"]
     for options in ([tiny_bundles["q4f16_1"]], with_head):
         with running_server(*options, "--threads", 1) as running:
             found.append(httpx2.post(f"{running.url}/v1/completions", json=BODY, timeout=60).json()["choices"])

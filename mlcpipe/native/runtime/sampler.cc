@@ -19,7 +19,7 @@ std::string Words(double number) {
   return text.str();
 }
 
-void CheckRange(const char* name, double value, double low, double high) {
+void CheckRange(const std::string& name, double value, double low, double high) {
   if (value >= low && value <= high) return;  // not for NaN
   throw Error(Code::kUsage, name).Expected("a number in [" + Words(low) + ", " + Words(high) + "]").Found(Words(value));
 }
@@ -36,7 +36,7 @@ void Sampling::Check(int64_t vocab) const {
   CheckRange("frequency_penalty", frequency_penalty, -2, 2);
   std::set<int64_t> seen;
   for (const auto& [token, bias] : logit_bias) {
-    CheckRange("logit_bias", bias, -100, 100);
+    CheckRange("logit_bias[" + std::to_string(token) + "]", bias, -100, 100);
     if (token < 0 || token >= vocab || !seen.insert(token).second) {
       throw Error(Code::kUsage, "logit_bias names a token")
           .Expected("ids from 0 to " + std::to_string(vocab - 1) + ", each once")

@@ -200,7 +200,7 @@ def test_compiled_once(mlcpipe_run: Run, cli_environment: dict[str, str]) -> Non
     arguments = ["chat", "-p", "Hello", "--max-tokens", "4"]
     assert mlcpipe_run(*arguments).returncode == 0
     bundles = sorted(Path(cli_environment["MLCPIPE_CACHE"], "bundles").iterdir())
-    done = mlcpipe_run("chat", str(demo_model_path()), "-p", "Hello", "--max-tokens", "4", "--quantization", "q4f16_1")
+    done = mlcpipe_run("chat", str(demo_model_path()), "-p", "Hello", "--max-tokens", "4", "--quantization", "q4f16_m")
     assert done.returncode == 0 and "compile" not in done.stderr
     assert sorted(Path(cli_environment["MLCPIPE_CACHE"], "bundles").iterdir()) == bundles
 

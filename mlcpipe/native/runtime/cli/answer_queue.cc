@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 
@@ -17,6 +18,13 @@ constexpr std::chrono::milliseconds kTokenizing(1);
 
 using Clock = std::chrono::steady_clock;
 using Lock = std::unique_lock<std::mutex>;
+
+// The field of a request that a line of an error begins with, or "".
+std::string FieldOf(std::string_view line) {
+  const std::string_view what = line.substr(0, line.find(';'));
+  const auto of_name = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '[' || c == ']' || c == '.'; };
+  return std::all_of(what.begin(), what.end(), of_name) ? std::string(what) : "";
+}
 
 ApiError ServerEnds() { return {503, "the server ended the request", "cancelled", "", kRetryS}; }
 
@@ -33,7 +41,7 @@ ApiError LastRefusal() {
     case MLCPIPE_INTERNAL:
       return {500, error.line, "", ""};
     default:
-      return {400, error.line, "", ""};
+      return {400, error.line, "", FieldOf(error.line)};
   }
 }
 

@@ -14,7 +14,7 @@ from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder_layer import PRE_NORM, DecoderLayer, LayerForm
 from mlcpipe.nn.rope import Rope, no_rope
 
-_OF_MODEL = ("head_bias", "embedding_norm", "positions")
+_OF_MODEL = ("head_bias", "embedding_norm", "positions", "per_layer")
 
 
 def decoder(

@@ -24,6 +24,16 @@ _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "sliding", "full")],
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 160,
+        "final_logit_softcapping": 4.0,
+        "per_layer_config": {str(i): {"head_dim": 32} for i in (1, 5)},
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
 }
 
@@ -248,6 +258,25 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "final_logit_softcapping": 5.0,
             "hub": True,
         },
+    },
+    "gemma4_text": {
+        "experts": {
+            "num_hidden_layers": 4,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")],
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "per_layer_config": {str(i): {"head_dim": 24, "num_key_value_heads": 1} for i in (1, 3)},
+            "enable_moe_block": True,
+            "top_k_experts": 2,
+            "final_logit_softcapping": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e3},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        }
     },
     "gpt2": {
         "scales": {

@@ -12,9 +12,9 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.errors import ConfigError
 from mlcpipe.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
 from mlcpipe.models.gemma2 import embedding_scale
+from mlcpipe.models.gemma3n_text import reads_of
 from mlcpipe.nn import per_layer
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.attention_spec import AttentionSpec
@@ -50,7 +50,7 @@ NAMES = CheckpointNames(top=per_layer.NAMES, layer={**per_layer.LAYER_NAMES, **{
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Gemma 4 text config.json. Raises ConfigError for unsupported fields."""
-    base = read_base(config, DEFAULTS, use_bidirectional_attention=[None, "vision"])
+    base = read_base(config, DEFAULTS, use_bidirectional_attention=[None, "vision"], rope_scaling=[None], mlp_bias=[None, False])
     fields, layers, hidden = base.fields, base.num_layers, base.hidden_size
     windows = list(layer_windows(fields, fields.integer("sliding_window", 512), [(i + 1) % 6 != 0 for i in range(layers)]))
     windows[-1] = None
@@ -78,20 +78,6 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         tokens = fields.integer("vocab_size_per_layer_input", 262_144)
         inputs = PerLayerInputs(tokens, layers, size, hidden, base.norm)
     return CausalLM(facts, [layer(i) for i in range(layers)], base.norm, per_layer=inputs)
-
-
-def reads_of(base: BaseConfig, windows: Sequence[int | None]) -> list[int | None]:
-    """Whose keys and values each layer reads, None: its own. Raises ConfigError if no layer before makes them."""
-    count = base.fields.integer("num_kv_shared_layers", 0, low=0, high=base.num_layers - 1)
-    own = range(base.num_layers - count)
-    last = {windows[i]: i for i in own}
-    shared = windows[len(own) :]
-    if any(window not in last for window in shared):
-        raise ConfigError(
-            "field num_kv_shared_layers", where=base.fields.where, found=count,
-            expected="a layer of each type that makes keys and values",
-        )  # fmt: skip
-    return [*(None for _ in own), *(last[window] for window in shared)]
 
 
 def attentions(

@@ -8,6 +8,7 @@ from fractions import Fraction
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlcpipe.nn.altup import Streams
 from mlcpipe.nn.attention_spec import AttentionBlock
 from mlcpipe.nn.draft_head import DraftHead
 from mlcpipe.nn.kv_cache import PagedKVCache
@@ -24,7 +25,7 @@ class Decoder(nn.Module):
     """Embedding, layers and final norm, named as in Hugging Face's `model`.
 
     `positions`: learned vectors of that many positions, from row `first` on, are added to the embeddings. `per_layer`:
-    makes what each layer gets beside its input.
+    makes what each layer gets beside its input. `streams`: layers have several streams of hidden states.
     """
 
     def __init__(
@@ -36,13 +37,14 @@ class Decoder(nn.Module):
         embedding_norm: bool,
         positions: tuple[int, int] | None,
         per_layer: PerLayerInputs | None,
+        streams: Streams | None,
     ) -> None:
         self.facts, (self.first, count) = facts, positions or (0, 0)
         self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size)
         rows = self.first + count
         self.embed_positions = Embedding(rows, facts.hidden_size, quantize=False) if count else None
         self.embedding_norm = norm(facts.hidden_size) if embedding_norm else None
-        self.per_layer = per_layer
+        self.per_layer, self.streams = per_layer, streams
         self.layers = nn.ModuleList(list(layers))
         self.norm = norm(facts.hidden_size)
 
@@ -65,6 +67,7 @@ class Decoder(nn.Module):
         """
         tables, x = self._tables(kv, x), self._placed(x, kv.positions(x.shape[0]))
         extra = [] if self.per_layer is None else [self.per_layer(tokens, x)]
+        x = x if self.streams is None else self.streams.begin(x)
         narrow, inputs = len(self.layers) if wanted is None else self.last_storing + 1, []
         for index, (layer, rope) in enumerate(zip(self.layers, self.facts.rope_of)):
             if index == narrow:
@@ -73,7 +76,7 @@ class Decoder(nn.Module):
                 tables = self._tables(kv, x)
             inputs += [x] if index in kept else []
             x = layer(x, kv, *tables[rope], *extra)
-        x = self.norm(x)
+        x = self.norm(x if self.streams is None else self.streams.end(x))
         narrowed = wanted is None or narrow < len(self.layers)
         return [*inputs, x if narrowed else op.tensor_expr_op(rows_of, "rows", [x, wanted])]
 
@@ -114,12 +117,13 @@ class CausalLM(LanguageModel):
         embedding_norm: bool = False,
         positions: tuple[int, int] | None = None,
         per_layer: PerLayerInputs | None = None,
+        streams: Streams | None = None,
     ) -> None:
         """`head_bias`: of the logits; the others are those of `Decoder`."""
         super().__init__(facts)
         self.draft_head: DraftHead | None = None
         self.model = Decoder(
-            facts, layers, norm, embedding_norm=embedding_norm, positions=positions, per_layer=per_layer
+            facts, layers, norm, embedding_norm=embedding_norm, positions=positions, per_layer=per_layer, streams=streams
         )
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size, head_bias)

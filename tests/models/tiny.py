@@ -282,7 +282,7 @@ def search_seed(case: TinyCase) -> int:
         varied = len(set(tokens)) >= 8
         if not varied or greedy_margin < GREEDY_MARGIN or _router_margin(model, prompt + tokens) < ROUTER_MARGIN:
             continue
-        if _rounding(case, seed, prompt + tokens) <= ROUNDING:
+        if _rounding(case, seed) <= ROUNDING:
             return seed
     raise RuntimeError(f"{case.id}: no seed below 128 gives a varied greedy run without near ties")
 
@@ -333,9 +333,9 @@ def _router_margin(model: Any, tokens: Sequence[int]) -> float:
     return min(gaps)
 
 
-def _rounding(case: TinyCase, seed: int, tokens: Sequence[int]) -> float:
-    """Largest distance of the logits to those of float64."""
-    ids, model = torch.tensor([[*prompt_tokens(case, 84), *tokens]]), build_model(case, seed)
+def _rounding(case: TinyCase, seed: int) -> float:
+    """Largest distance of the logits of a prompt to those of float64."""
+    ids, model = torch.tensor([prompt_tokens(case, 2 * GREEDY_PROMPT)]), build_model(case, seed)
     with torch.no_grad():
         found = model(ids, use_cache=False).logits
         return float((model.double()(ids, use_cache=False).logits - found).abs().max())

@@ -24,6 +24,18 @@ _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "gemma3n_text": {
+        "num_hidden_layers": 6,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full", "sliding", "full")],
+        "num_kv_shared_layers": 2,
+        "intermediate_size": [96, 48, 96, 96, 96, 64],
+        "vocab_size_per_layer_input": 100,
+        "hidden_size_per_layer_input": 8,
+        "altup_num_inputs": 3,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.8, 0.5, 0.0, 0.0, 0.9, 0.0],
+        "final_logit_softcapping": 4.0,
+    },
     "gemma4_text": {
         "num_hidden_layers": 6,
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "sliding", "full")],
@@ -258,6 +270,23 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "final_logit_softcapping": 5.0,
             "hub": True,
         },
+    },
+    "gemma3n_text": {
+        "active": {
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "intermediate_size": 96,
+            "activation_sparsity_pattern": None,
+            "num_kv_shared_layers": 0,
+            "attention_bias": True,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        }
     },
     "gemma4_text": {
         "experts": {

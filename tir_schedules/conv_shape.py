@@ -22,9 +22,9 @@ class ConvShape:
     """A depthwise causal convolution of `channels` with `taps` numbers each, over rows of `dtype`.
 
     short_conv(x [m, channels], weight f32[channels, taps], bias f32[channels] if there is one, step i32[k], state,
-    y [m, channels]): in float32 y[i] = act(w[0] x[i - taps + 1] + ... + w[taps - 1] x[i] + bias), added up in this order
-    in every step; act is `activation`, or nothing. Then, in place, the state becomes the one for the next step of each
-    sequence.
+    y [m, channels]): in float32 y[i] = act(w[0] x[i - taps + 1] + ... + w[taps - 1] x[i] + bias), added up in this
+    order in every step; act is `activation`, or nothing. Then, in place, the state becomes the one for the next step
+    of each sequence.
 
     `state` f32[Z, (taps - 1) * channels]: a slot has the last inputs of a sequence, one token after the other; before
     its first token they are 0.

@@ -1,4 +1,4 @@
-"""Short convolutions: a sequence keeps the last few inputs of each channel. LFM2 (Liquid AI 2025) mixes tokens with one."""
+"""Short convolutions: a sequence keeps the last few inputs of each channel; with the gated mixer of LFM2."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Convolution(nn.Module):
 
 
 class ShortConv(nn.Module):
-    """out(C * conv(B * x)) with B, C, x = in(h): h [m, hidden] -> [m, hidden]."""
+    """out(C * conv(B * x)) with B, C, x = in(h) (LFM2, Liquid AI 2025): h [m, hidden] -> [m, hidden]."""
 
     def __init__(self, hidden_size: int, taps: int, layer: int, bias: bool = False) -> None:
         self.hidden_size = hidden_size

@@ -83,6 +83,7 @@ class StepStates:
         own = self.place(name)
         made = [Tensor.placeholder(one.shape, one.dtype) for one in (self.tensors[own], *outputs)]
         arguments, places = [*inputs, self.step, self.tensors[own]], [len(inputs) + 1, *(-1 for _ in outputs)]
+        found: list[Tensor]
         self.tensors[own], *found = op.tensor_ir_inplace_op(func, kernel, arguments, places, made)
         return found
 

@@ -29,7 +29,8 @@ class SsmShape:
 
         dt = softplus(dt + dt_bias); S = exp(-exp(a_log) dt) S + dt x B; y = S C + skip x
 
-    for each channel of a head; y [m, heads * head_dim]. Then `state` is, in place, that for the next step of each sequence.
+    for each channel of a head; y [m, heads * head_dim]. Then, in place, the state becomes the one for the next step of
+    each sequence.
 
     `state` f32[Z, heads * head_dim * state_size]: a slot has blocks of `lanes` channels, [state_size, lanes] each;
     before a sequence's first token they are 0.

@@ -24,16 +24,21 @@ from mlcpipe.nn.names import CheckpointNames
 NAMES = CheckpointNames(
     layer={**GRANITEMOE.layer, **{f"mlp.{x}_proj": f"shared_mlp.{x}_proj" for x in ("gate", "up", "down")}}
 )
+# What published files say and no model of the family does otherwise.
+FIXED: Mapping[str, list[Any]] = {
+    "normalization_function": [None, "rmsnorm"],
+    "hidden_act": [None, "silu"],
+    "position_embedding_type": [None, "nope", "rope"],
+    "sliding_window": [None],
+    "mlp_bias": [None, False],
+}
 SCANS = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
-
-
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Granite 4 config.json. Raises ConfigError for unsupported fields."""
-    base = read_base(config, DEFAULTS, normalization_function=[None, "rmsnorm"], hidden_act=[None, "silu"])
+    base = read_base(config, DEFAULTS, **FIXED)
     fields, count = base.fields, base.num_layers
-    fields.refuse(position_embedding_type=[None, "nope", "rope"])
     scans = layer_kinds(fields, count, SCANS) or [True] * count
     inner = fields.integer("mamba_expand", 2) * base.hidden_size
     spec = read_mamba2(fields, base.hidden_size, inner, eps=base.norm.eps) if any(scans) else None

@@ -26,9 +26,7 @@ _O200K = (
 )
 _TEKKEN = _O200K.replace(_SUFFIX, "").replace("{1,3}", "")
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
-_BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _EXAONE_MOE = (
     _CONTRACTIONS + r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -122,7 +120,9 @@ PIPELINES = {
     **dict.fromkeys(
         ("starcoder", "refact", "command-r", "smollm", "minerva-7b", "codeshell", "exaone", "mellum2"), _DIGITS_GPT2
     ),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral", "lfm2", "falcon-h1"), _LLAMA3),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral", "lfm2", "falcon-h1"), _LLAMA3
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Pipeline(_patterns(_CL100K))),
     **dict.fromkeys(("glm4", "glm5"), Pipeline(_patterns(_CL100K), ignore_merges=True)),
     "jais-2": Pipeline(_patterns(_JAIS2)),

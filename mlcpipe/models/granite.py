@@ -39,7 +39,11 @@ def multiplied(
     """
     fields = base.fields
     bias = fields.flag("attention_bias", False)
-    of: dict[str, Any] = {"qkv_bias": bias, "o_bias": bias, "scale": fields.number("attention_multiplier", 1.0, low=1e-6)}
+    of: dict[str, Any] = {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "scale": fields.number("attention_multiplier", 1.0, low=1e-6),
+    }
     every = range(base.num_layers)
     return decoder(
         base,

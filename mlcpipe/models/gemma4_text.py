@@ -1,4 +1,4 @@
-"""Gemma 4 (Google 2026): heads by layer, layers that read the keys of others, embeddings for each layer, experts beside.
+"""Gemma 4 (Google 2026): heads by layer, layers that read the keys of others, rows for each layer, experts beside.
 
 Models: the text of Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B.
 """
@@ -26,7 +26,7 @@ from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.moe import Routing, SparseMoE, combine, expert_counts, route
 from mlcpipe.nn.names import CheckpointNames
-from mlcpipe.nn.norm import NormSpec
+from mlcpipe.nn.norm import NormSpec, rms_norm
 from mlcpipe.nn.per_layer import PerLayerInputs, PerLayerUpdate
 from mlcpipe.nn.rope import Rope
 from mlcpipe.nn.rows import scaled
@@ -39,20 +39,25 @@ ROPES: Mapping[str, Mapping[str, Any]] = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
 ROPE_KINDS = ("default", "linear", "proportional")
-NAMES = CheckpointNames(top=per_layer.NAMES, layer={**per_layer.LAYER_NAMES, **{
+NAMES = CheckpointNames(top=per_layer.NAMES, layer={
+    **per_layer.LAYER_NAMES,
     "moe.experts": "experts",
     "moe.gate": "router",
     "moe.before": "pre_feedforward_layernorm_2",
     "moe.after": "post_feedforward_layernorm_2",
     "moe.after_mlp": "post_feedforward_layernorm_1",
-}})  # fmt: skip
+})  # fmt: skip
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Gemma 4 text config.json. Raises ConfigError for unsupported fields."""
-    base = read_base(config, DEFAULTS, use_bidirectional_attention=[None, "vision"], rope_scaling=[None], mlp_bias=[None, False])
+    base = read_base(
+        config, DEFAULTS, use_bidirectional_attention=[None, "vision"], rope_scaling=[None], mlp_bias=[None, False]
+    )
     fields, layers, hidden = base.fields, base.num_layers, base.hidden_size
-    windows = list(layer_windows(fields, fields.integer("sliding_window", 512), [(i + 1) % 6 != 0 for i in range(layers)]))
+    windows = list(
+        layer_windows(fields, fields.integer("sliding_window", 512), [(i + 1) % 6 != 0 for i in range(layers)])
+    )
     windows[-1] = None
     size = fields.integer("hidden_size_per_layer_input", 256, low=0)
     reads = reads_of(base, windows)
@@ -80,9 +85,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return CausalLM(facts, [layer(i) for i in range(layers)], base.norm, per_layer=inputs)
 
 
-def attentions(
-    base: BaseConfig, windows: Sequence[int | None], reads: Sequence[int | None]
-) -> list[AttentionSpec]:
+def attentions(base: BaseConfig, windows: Sequence[int | None], reads: Sequence[int | None]) -> list[AttentionSpec]:
     """The attention of each layer: full ones have heads of their own width and number, by either way to say so."""
     fields = base.fields
     bias, same = fields.flag("attention_bias", False), fields.flag("attention_k_eq_v", False)
@@ -123,7 +126,7 @@ def _ropes(base: BaseConfig, specs: Sequence[AttentionSpec]) -> tuple[list[Rope]
 
 
 class Gemma4Layer(DecoderLayer):
-    """A layer with four norms, whose MLP may have experts beside it, with an update of its own for the token, scaled."""
+    """A layer with four norms, whose MLP may have experts beside it; then its token's update, and a scale."""
 
     moe: Experts | None = None
     per_layer: PerLayerUpdate | None = None
@@ -152,18 +155,17 @@ class Gate(nn.Module):
     """Logits of experts: proj(norm(x) * scale) / sqrt(hidden), the norm without other weights."""
 
     def __init__(self, hidden_size: int, experts: int, norm: NormSpec) -> None:
-        self.norm, self.root = norm(hidden_size), hidden_size**0.5
-        self.norm.weight.attrs["sources"] = [["scale"]]
+        self.eps, self.root, self.scale = norm.eps, hidden_size**0.5, nn.Parameter((hidden_size,))
         self.proj = Linear(hidden_size, experts, quantize=False)
         self.per_expert_scale = Float32((experts,))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, experts]."""
-        return scaled(self.proj(self.norm(x)), 1 / self.root)
+        return scaled(self.proj(rms_norm(x, self.eps, self.scale)), 1 / self.root)
 
 
 class Experts(SparseMoE):
-    """after(sum of weight_e * scale_e * expert_e(before(x))), routed by x itself; `after_mlp` is the dense MLP's norm."""
+    """after(sum of weight_e * scale_e * expert_e(before(x))), routed by x. `after_mlp` is the dense MLP's norm."""
 
     def __init__(self, base: BaseConfig, width: int, routing: Routing) -> None:
         super().__init__(base.hidden_size, width, routing, base.act)

@@ -77,7 +77,9 @@ class AltUp(nn.Module):
 
         def element(s: te.Tensor, u: te.Tensor) -> te.Tensor:
             return te.compute(
-                s.shape, lambda i, j: s[i, j] + tirx.if_then_else(j >= h, u[i, j % h], tirx.const(0, s.dtype)), name="added"
+                s.shape,
+                lambda i, j: s[i, j] + tirx.if_then_else(j >= h, u[i, j % h], tirx.const(0, s.dtype)),
+                name="added",
             )
 
         return op.tensor_expr_op(element, "altup_add", [streams, update])

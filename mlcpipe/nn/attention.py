@@ -32,10 +32,11 @@ class Attention(AttentionBlock):
             self.sinks = Float32((spec.num_heads,))
         if spec.norm:
             sizes = (spec.num_heads, spec.num_kv_heads)
-            norms = [
+            self.q_norm, self.k_norm = (
                 spec.norm_of(count * spec.head_dim) if spec.norm == "all" else HeadNorm(spec, count) for count in sizes
-            ]
-            self.q_norm, self.k_norm = norms[0], None if self.reads_another else norms[1]
+            )
+            if self.reads_another:
+                del self.k_norm
         if spec.gate:
             self.gate_proj = Linear(spec.hidden_size, spec.num_heads if spec.gate == "head" else spec.q_size)
         if spec.sub_norm:
@@ -83,11 +84,10 @@ class Attention(AttentionBlock):
         if spec.growth:
             parts[0] = _grown(parts[0], kv.positions(m), *spec.growth)
         if spec.slopes:
-            parts = list(with_slopes(*parts, kv.positions(m), spec.slopes, spec.score_scale))
+            q, k, v = parts
+            parts = list(with_slopes(q, k, v, kv.positions(m), spec.slopes, spec.score_scale))
         kv_heads = 0 if self.reads_another else spec.num_kv_heads
-        func = definitions.apply_rope(
-            spec.num_heads, kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, x.dtype
-        )
+        func = definitions.apply_rope(spec.num_heads, kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, x.dtype)
         out = Tensor.placeholder((m, spec.num_heads + 2 * kv_heads, spec.head_dim), x.dtype)
         qkv = op.tensor_ir_op(func, "rope", [*parts, cos, sin], out)
         if spec.norm_after and spec.norm_of.weight:
@@ -100,7 +100,9 @@ class Attention(AttentionBlock):
 
     def _heads(self, parts: list[Tensor], m: tirx.Expr) -> list[Tensor]:
         """q [m, q_size], k and v [m, kv_size], or q alone -> the same as heads [m, heads, size], normalized."""
-        spec, norms = self.spec, (self.q_norm, self.k_norm) if self.spec.norm else ()
+        spec, norms = self.spec, []
+        if spec.norm:
+            norms = [self.q_norm] if self.reads_another else [self.q_norm, self.k_norm]
         if spec.norm == "all":
             parts[:2] = [norm(part) for norm, part in zip(norms, parts)]
         parts = [_clipped(one, spec.clip) for one in parts]

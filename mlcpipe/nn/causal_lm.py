@@ -123,7 +123,13 @@ class CausalLM(LanguageModel):
         super().__init__(facts)
         self.draft_head: DraftHead | None = None
         self.model = Decoder(
-            facts, layers, norm, embedding_norm=embedding_norm, positions=positions, per_layer=per_layer, streams=streams
+            facts,
+            layers,
+            norm,
+            embedding_norm=embedding_norm,
+            positions=positions,
+            per_layer=per_layer,
+            streams=streams,
         )
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size, head_bias)

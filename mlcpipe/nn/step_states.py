@@ -63,9 +63,7 @@ class StepStates:
             qkv = op.tensor_ir_inplace_op(functions["rotate_qkv"], "rotate_qkv", [qkv], 0, qkv)
         if "store_pages" in functions:
             kind = Tensor.placeholder(pages.shape, "int8")
-            pages = op.tensor_ir_inplace_op(
-                functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, kind
-            )
+            pages = op.tensor_ir_inplace_op(functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, kind)
             self.tensors[own] = pages
         name = "attend_many" if self._prefill_rows else "attend_few"
         out = Tensor.placeholder((m, of.num_heads, of.head_dim), qkv.dtype)
@@ -83,6 +81,20 @@ class StepStates:
         states = StepStates(self._model, self._table, self.step, self.tensors, prefill_rows=False)
         states.rows = rows
         return states
+
+    def update(
+        self, name: str, func: tirx.PrimFunc, kernel: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Call func(inputs..., step, state, outputs...), which changes the named state in place -> its outputs.
+
+        They have the shapes and dtypes of `outputs`.
+        """
+        own = self.place(name)
+        made = [Tensor.placeholder(one.shape, one.dtype) for one in (self.tensors[own], *outputs)]
+        arguments, places = [*inputs, self.step, self.tensors[own]], [len(inputs) + 1, *(-1 for _ in outputs)]
+        found: list[Tensor]
+        self.tensors[own], *found = op.tensor_ir_inplace_op(func, kernel, arguments, places, made)
+        return found
 
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] of this forward's tokens in their sequences."""

@@ -138,7 +138,13 @@ def test_logits_are_those_of_the_whole(tmp_path: Path) -> None:
 
 def test_sizes_that_the_file_leaves_out_are_those_of_transformers() -> None:
     """As in the published files of Gemma 3 and LLaVA."""
-    for whole, text in (("gemma3", "gemma3_text"), ("gemma4", "gemma4_text"), ("llava", "llama"), ("mistral3", "mistral"), ("internvl", "qwen2")):
+    for whole, text in (
+        ("gemma3", "gemma3_text"),
+        ("gemma4", "gemma4_text"),
+        ("llava", "llama"),
+        ("mistral3", "mistral"),
+        ("internvl", "qwen2"),
+    ):
         found = text_config({"model_type": whole, "text_config": {"model_type": text}, "vision_config": {}})
         defaults = transformers.AutoConfig.for_model(text)
         assert found == {

@@ -25,12 +25,12 @@ from tir_schedules.step import Step, step_argument
 def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -> tirx.PrimFunc:
     """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, D].
 
-    Some rows of the step alone have their numbers in `rows` i32[n] after the pages. Heads with sinks have their logits in
-    an argument before `out`, f32[heads].
+    Some rows of the step alone have their numbers in `rows` i32[n] after the pages. Heads with sinks have their logits
+    in an argument before `out`, f32[heads].
 
     A row's result depends only on its position and its sequence's keys, not on other rows.
     """
-    heads, group, dim = shape.num_heads, shape.group, shape.head_dim
+    group, dim = shape.group, shape.head_dim
     n = tirx.Var("n", "int64")
     arguments = {
         "qkv": qkv_argument(shape, n),
@@ -42,8 +42,8 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -
     }
 
     def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:
-        *rest, out = rest
-        step, sinks = (replace(step, rows=rest[0]), rest[1:]) if shape.picked_rows else (step, rest)
+        *sinks, out = rest
+        step = replace(step, rows=sinks.pop(0)) if shape.picked_rows else step
 
         def at(row: Expr, h: Expr, r: Expr) -> Expr:
             return (row * shape.row_heads + h * group + r) * dim

@@ -61,8 +61,8 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
     split = _split(shape, window, tile)
 
     def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:
-        *rest, out, values, sums = rest
-        step, sinks = (replace(step, rows=rest[0]), rest[1:]) if shape.picked_rows else (step, rest)
+        *sinks, out, values, sums = rest
+        step = replace(step, rows=sinks.pop(0)) if shape.picked_rows else step
         rows, at_once = RowKeys(step, pages), MAX_ROW_PARTS // split.most
         threads, groups = tile.threads, shape.num_kv_heads
         if shape.subgroup:

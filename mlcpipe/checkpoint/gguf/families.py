@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.expert_stacks import rows_of
 from mlcpipe.checkpoint.gguf.metadata import Metadata
-from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope
+from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope, proportional
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.gguf import MAX_EXPERTS, GgufFamily
@@ -29,7 +29,7 @@ Tensors = Mapping[str, TensorInfo]
 Config = dict[str, Any]
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-_BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)\.(weight|bias|scale)")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -38,7 +38,7 @@ _TOP = {
     "output.bias": "lm_head.bias",
 }
 _TOWERS = "clip"  # the architecture of files named mmproj
-_BARE = ("attn_sinks", "exp_probs_b")  # no `.weight` or `.bias` in Hugging Face's name
+_BARE = ("attn_sinks", "exp_probs_b", "layer_output_scale")  # no `.weight` or `.bias` in Hugging Face's name
 _ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
 _GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
 # Keys that change the result of families that have them, with their neutral values.
@@ -144,13 +144,13 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
         for name, one in _families()[arch]
         if one.applies is None or one.applies(_File(metadata, arch, tensors))
     )
-    config = _shared_fields(metadata, arch, tensors)
+    config = _shared_fields(metadata, arch, tensors, family.by_layer)
     config["num_key_value_heads"] = _kv_heads(metadata, arch, family, config["num_attention_heads"])
     config["model_type"] = model_type
     rope = (
         longrope(metadata, arch, tensors)
         if family.rope == "longrope"
-        else _rope(metadata, arch, tensors, config, family.rope == "partial")
+        else _rope(metadata, arch, tensors, config, family.rope)
     )
     if rope is not None:
         config["rope_scaling"] = rope
@@ -202,7 +202,10 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             continue
         if part in _ROWS and len(tensor.shape) == 1:
             tensor = replace(tensor, shape=(1, *tensor.shape))
-        if part in _BARE and part in family.names:
+        if suffix == "scale":
+            bare = family.names.get(f"{part}.scale")
+            yield _as(tensor, name if bare is None else published(f"model.layers.{layer}.{bare}"))
+        elif part in _BARE and part in family.names:
             yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}"))
         elif part in family.experts or (part == _GATE_UP and family.experts):
             parts = ("ffn_gate_exps", "ffn_up_exps") if part == _GATE_UP else (part,)
@@ -275,7 +278,7 @@ def _unstacked(tensor: TensorInfo, pattern: str, config: Config, i: int, parts: 
         yield _as(rows_of(part, i, parts), pattern.format(expert))
 
 
-def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
+def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors, by_layer: bool) -> Config:
     """The fields of config.json that all families have."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -290,7 +293,7 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer(f"{arch}.feed_forward_length"),
+        "intermediate_size": metadata.integer(f"{arch}.feed_forward_length") if not by_layer else None,
         "num_hidden_layers": metadata.integer(f"{arch}.block_count"),
         "num_attention_heads": heads,
         "head_dim": head_dim,
@@ -304,6 +307,8 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
 def _kv_heads(metadata: Metadata, arch: str, family: GgufFamily, heads: int) -> int:
     """The KV heads of all layers that attend."""
     key = f"{arch}.attention.head_count_kv"
+    if family.by_layer:
+        return 0
     if not family.some_attend:
         return metadata.integer(key, heads)
     counts = metadata.numbers(key, metadata.integer(f"{arch}.block_count"))
@@ -320,10 +325,10 @@ def _check_vocabulary(metadata: Metadata, rows: int) -> None:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))
 
 
-def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, partial: bool) -> Config | None:
-    """The scaling of rope over whole heads, or over a part of each."""
+def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, kind: str) -> Config | None:
+    """The scaling of rope over whole heads, over a part of each, or with angles for a part."""
     rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
-    if partial and 0 < rotated <= config["head_dim"]:
+    if kind == "partial" and 0 < rotated <= config["head_dim"]:
         config["partial_rotary_factor"] = math.nextafter(rotated / config["head_dim"], 1.0)  # which truncation undoes
     elif rotated != config["head_dim"]:
         raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
@@ -332,4 +337,6 @@ def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, parti
         return table
     if table is not None:
         raise metadata.error(f"{arch}.rope.scaling.type", "none beside rope_freqs.weight")
+    if kind == "proportional":
+        return proportional(tensors["rope_freqs.weight"], rotated)
     return llama3(tensors["rope_freqs.weight"], config["rope_theta"], rotated)

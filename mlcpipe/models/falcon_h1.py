@@ -29,6 +29,7 @@ NAMES = CheckpointNames(
         "post_attention_layernorm": "pre_ff_layernorm",
     },
 )
+MULTIPLIERS = ("attention_in", "attention_out", "ssm_in", "ssm_out")
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
@@ -38,17 +39,11 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     scale = base.head_dim**-0.5 * fields.number("key_multiplier", 1.0)
     attention, scan = base.attention(qkv_bias=bias, o_bias=bias, scale=scale), _scan(base)
-    scales = {
-        kind: [fields.number(f"{kind}_{side}_multiplier", 1.0) for side in ("in", "out")]
-        for kind in ("attention", "ssm")
-    }
+    of = {name: fields.number(f"{name}_multiplier", 1.0) for name in MULTIPLIERS}
 
     def mixer(i: int) -> Mixer:
-        blocks = {
-            "self_attn": (Attention(attention, i), *scales["attention"]),
-            "mamba": (Mamba2(scan, i), *scales["ssm"]),
-        }
-        return Mixer("mixers", SideBySide(**blocks))
+        attends = Attention(attention, i), of["attention_in"], of["attention_out"]
+        return Mixer("mixers", SideBySide(self_attn=attends, mamba=(Mamba2(scan, i), of["ssm_in"], of["ssm_out"])))
 
     gate, down = _multipliers(fields, "mlp_multipliers", 2)
     return decoder(

@@ -74,7 +74,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     scan = read_mamba2(fields, base.hidden_size, inner, "mamba_head_dim", SCAN, eps=base.norm.eps)
 
     def mixer(i: int) -> AttentionSpec | Mixer | None:
-        return {"mamba": Mixer("mamba", Mamba2(scan, i)), "attention": attention}.get(kinds[i])
+        if kinds[i] == "mamba":
+            return Mixer("mamba", Mamba2(scan, i))
+        return attention if kinds[i] == "attention" else None
 
     forms = [MIXER_ALONE if kind in ("mamba", "attention") else MLP_ALONE for kind in kinds]
     blocks = [mixer(i) for i in range(len(kinds))]

@@ -22,7 +22,7 @@ class Mixer(NamedTuple):
     block: nn.Module | None
 
 
-_OF_MODEL = ("head_bias", "embedding_norm", "positions")
+_OF_MODEL = ("head_bias", "embedding_norm", "positions", "per_layer")
 
 
 def decoder(
@@ -40,8 +40,8 @@ def decoder(
     """A model of layers that attend, or mix tokens otherwise; None: a layer has an MLP alone.
 
     `mlp(i)` makes the MLP of layer i, if it has one, by default all are `base.mlp()`. `form` is that of all layers or
-    of each. `scale` multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the one
-    of layer i; layers that are not `rotated` have none. `options` are those of CausalLM and ModelFacts.
+    of each. `scale` multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the
+    one of layer i; layers that are not `rotated` have none. `options` are those of CausalLM and ModelFacts.
     """
     count = base.num_layers
     ropes = [base.rope()] if ropes is None else list(ropes)

@@ -49,7 +49,7 @@ class Routing:
 
 # What families call the number of experts, and of those that a token uses.
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 
 
 def expert_counts(
@@ -123,11 +123,13 @@ class SparseMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
-        inner = self.experts_gate_up(x, ids, shared=True)
-        inner = gated(self.act, inner) if self.gated else self.act(inner)
-        outer = self.experts_down(inner, ids, shared=False)
-        y = op.tensor_expr_op(combine, "moe_combine", [weights, outer])
+        y = op.tensor_expr_op(combine, "moe_combine", [weights, self.chosen(x, ids)])
         return y if self.shared_expert is None else op.add(y, self._shared(x))
+
+    def chosen(self, x: Tensor, ids: Tensor) -> Tensor:
+        """What the experts ids i32[m, top] make of x [m, hidden] -> [m * top, hidden]."""
+        inner = self.experts_gate_up(x, ids, shared=True)
+        return self.experts_down(gated(self.act, inner) if self.gated else self.act(inner), ids, shared=False)
 
     def _shared(self, x: Tensor) -> Tensor:
         assert self.shared_expert is not None

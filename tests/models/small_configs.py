@@ -20,6 +20,7 @@ SIZES: Mapping[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 64,
     "full_attn_idxs": [1, 3],
+    "num_kv_shared_layers": 0,
     "block_multiple_of": 16,
 }
 # Layers of several kinds, of which one attends.

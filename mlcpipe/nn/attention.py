@@ -35,7 +35,7 @@ class Attention(AttentionBlock):
             self.q_norm, self.k_norm = (
                 spec.norm_of(count * spec.head_dim) if spec.norm == "all" else HeadNorm(spec, count) for count in sizes
             )
-        if spec.gate:
+        if spec.gate in ("element", "head"):
             self.gate_proj = Linear(spec.hidden_size, spec.num_heads if spec.gate == "head" else spec.q_size)
         if spec.sub_norm:
             self.sub_norm = spec.norm_of(spec.q_size)
@@ -51,22 +51,29 @@ class Attention(AttentionBlock):
         if spec.fused:
             self.qkv_proj = Linear(k, spec.q_size + 2 * spec.kv_size, bias, order=_order_of_fused(spec, *orders))
             return
-        self.q_proj = Linear(k, spec.q_size, bias, order=orders[0])
+        if spec.gate == "query":
+            self.q_proj = Linear(k, 2 * spec.q_size, bias, order=_queries_first(spec))
+        else:
+            self.q_proj = Linear(k, spec.q_size, bias, order=orders[0])
         self.k_proj = Linear(k, spec.kv_size, bias, order=orders[1])
         self.v_proj = Linear(k, spec.kv_size, bias)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """x [m, hidden] -> q [m, q_size], k and v [m, kv_size], and the numbers of the gate if there is one."""
         spec = self.spec
-        if not spec.fused:
-            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, k, v = op.split(self.qkv_proj(x), [spec.q_size, spec.q_size + spec.kv_size], axis=1)
-        return q, k, v
+        if spec.fused:
+            q, k, v = op.split(self.qkv_proj(x), [spec.q_size, spec.q_size + spec.kv_size], axis=1)
+        else:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if spec.gate == "query":
+            q, gate = op.split(q, [spec.q_size], axis=1)
+            return q, k, v, gate
+        return q, k, v, self.gate_proj(x) if spec.gate else None
 
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
-        q, k, v = self._project(x)
+        q, k, v, gate = self._project(x)
         if spec.norm == "all":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (_clipped(one, spec.clip) for one in (q, k, v))
@@ -89,12 +96,12 @@ class Attention(AttentionBlock):
             qkv = op.tensor_expr_op(_with_weights, "with_weights", [qkv, *weights, spec.num_heads, spec.num_kv_heads])
         y = kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None)
         y = without_slopes(y, spec.num_heads) if spec.slopes else y
-        y = self._gated(y, x) if spec.gate else y
+        y = y if gate is None else self._gated(y, gate)
         return self.o_proj(self.sub_norm(y) if spec.sub_norm else y)
 
-    def _gated(self, y: Tensor, x: Tensor) -> Tensor:
-        """y [m, q_size] times the sigmoid of the gate of x."""
-        width = 1 if self.spec.gate == "element" else self.spec.head_dim
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """y [m, q_size] times the sigmoid of the gate."""
+        width = self.spec.head_dim if self.spec.gate == "head" else 1
 
         def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
             return te.compute(
@@ -105,7 +112,7 @@ class Attention(AttentionBlock):
                 name="gated_heads",
             )
 
-        return op.tensor_expr_op(product, "gated_heads", [y, self.gate_proj(x)])
+        return op.tensor_expr_op(product, "gated_heads", [y, gate])
 
 
 class HeadNorm(nn.Module):
@@ -178,6 +185,12 @@ def _halves(heads: int, spec: AttentionSpec) -> NDArray[np.int32] | None:
     rows = np.arange(heads * spec.head_dim, dtype=np.int32).reshape(heads, spec.head_dim)
     rows[:, :d] = rows[:, :d].reshape(heads, d // 2, 2).swapaxes(1, 2).reshape(heads, d)
     return rows.reshape(-1)
+
+
+def _queries_first(spec: AttentionSpec) -> NDArray[np.int32]:
+    """The rows of all heads' queries, then those of their gates, of a matrix that has both head by head."""
+    rows = np.arange(2 * spec.q_size, dtype=np.int32).reshape(spec.num_heads, 2, spec.size)
+    return rows.swapaxes(0, 1).reshape(-1)
 
 
 def _order_of_fused(spec: AttentionSpec, *halves: NDArray[np.int32] | None) -> NDArray[Any] | None:

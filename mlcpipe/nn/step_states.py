@@ -34,8 +34,8 @@ class StepStates:
         prefill_rows: bool,
         bidirectional: bool = False,
     ) -> None:
-        self.step, self.tensors = step, tensors
-        self._model, self._table, self._prefill_rows, self._bidirectional = model, table, prefill_rows, bidirectional
+        self.step, self.tensors, self.prefill_rows = step, tensors, prefill_rows
+        self._model, self._table, self._bidirectional = model, table, bidirectional
 
     @property
     def kernels(self) -> str:
@@ -61,9 +61,9 @@ class StepStates:
             functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, Tensor.placeholder(pages.shape, "int8")
         )
         self.tensors[own] = pages
-        name = "attend_many" if self._prefill_rows else "attend_few"
+        name = "attend_many" if self.prefill_rows else "attend_few"
         out = Tensor.placeholder((m, of.num_heads, of.head_dim), qkv.dtype)
-        workspace = () if self._prefill_rows else shape.workspace
+        workspace = () if self.prefill_rows else shape.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
         attended = op.tensor_ir_op(
             functions[name], name, [qkv, self.step, pages, *([] if sinks is None else [sinks])], outputs

@@ -20,12 +20,15 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+
 
 _HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _HYBRID),
 }
@@ -92,6 +95,19 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "first_k_dense_replace": 2,
             "norm_topk_prob": False,
             "hub": True,
+        }
+    },
+    "granitemoehybrid": {
+        "groups": {
+            "mamba_n_heads": 16,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
         }
     },
     "granitemoeshared": {

@@ -15,6 +15,7 @@ from tests.kernels.cases.gpu import (
     route,
     sampling,
     short_conv,
+    ssm_scan,
 )
 from tests.kernels.cases.gpu.case import Case
 
@@ -35,4 +36,5 @@ CASES: Mapping[str, Case] = {
     **adapters.CASES,
     **gated_delta.CASES,
     **short_conv.CASES,
+    **ssm_scan.CASES,
 }

@@ -26,7 +26,7 @@ class DeltaShape:
     and all v, one of ba all b and all a. Then, in place, the state becomes the one for the next step.
 
     `state` f32[Z, value_heads * key_dim * value_dim]; before a sequence's first token it is 0.
-    `tiled`: head h has the q and k of head h % key_heads, else value_heads / key_heads heads after each other share them.
+    `tiled`: head h has the q and k of head h % key_heads, else value_heads / key_heads heads in a row share them.
     `many`: rows are of prompts, which a kernel may compute some at a time.
     """
 

@@ -1,4 +1,4 @@
-"""OLMo Hybrid (Ai2 2026): gated delta nets, and in every fourth layer the attention of OLMo 3, without RoPE as published.
+"""OLMo Hybrid (Ai2 2026): gated delta nets, and in every fourth layer the attention of OLMo 3; published without RoPE.
 
 Models: OLMo-Hybrid-7B.
 """
@@ -35,7 +35,8 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     key_dim = fields.integer("linear_key_head_dim", int(0.75 * hidden / key_heads), high=4096)
     delta = delta_spec(
         base, (key_heads, base.num_heads, key_dim, 2 * key_dim), eps=1e-5, qkvz=tuple(f"{x}_proj" for x in "qkvg"),
-        ba=("b_proj", "a_proj"), conv=tuple(f"{x}_conv1d" for x in "qkv"), beta_scale=2.0 if fields.flag("linear_allow_neg_eigval", True) else 1.0,
+        ba=("b_proj", "a_proj"), conv=tuple(f"{x}_conv1d" for x in "qkv"),
+        beta_scale=2.0 if fields.flag("linear_allow_neg_eigval", True) else 1.0,
     )  # fmt: skip
     last = base.num_layers - 1
     kinds = layer_kinds(base, [i % 4 == 3 or i == last < 3 for i in range(base.num_layers)])

@@ -33,7 +33,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 def sparse(base: BaseConfig, counts: tuple[int, int], normalize: bool, **options: Any) -> CausalLM:
-    """Qwen 3.5 with experts in all layers that `dense_layers` leaves; `counts` are the defaults of them and the chosen."""
+    """Qwen 3.5 with experts in all layers that `dense_layers` leaves; `counts`: the defaults of both numbers."""
     fields = base.fields
     experts, chosen = expert_counts(fields, *counts, low=0)
     sizes = [fields.integer(f"{name}_intermediate_size", 512) for name in ("moe", "shared_expert")]

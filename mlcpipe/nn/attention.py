@@ -190,7 +190,7 @@ def _halves(heads: int, spec: AttentionSpec) -> NDArray[np.int32] | None:
 def _queries_first(spec: AttentionSpec) -> NDArray[np.int32]:
     """The rows of all heads' queries, then those of their gates, of a matrix that has both head by head."""
     rows = np.arange(2 * spec.q_size, dtype=np.int32).reshape(spec.num_heads, 2, spec.size)
-    return rows.swapaxes(0, 1).reshape(-1)
+    return np.concatenate([rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)])
 
 
 def _order_of_fused(spec: AttentionSpec, *halves: NDArray[np.int32] | None) -> NDArray[Any] | None:

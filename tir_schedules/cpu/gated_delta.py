@@ -192,9 +192,8 @@ class _Chunks:
             put(self.c, n + rest, c[0])
             put(self.grown, n + rest, I.float32(0))
             put(self.beta, n + rest, I.float32(0))
-        with I.serial(dim) as d:
-            with I.serial(CHUNK) as i:
-                put(self.turned, d * CHUNK + i, I.if_then_else(i < n, self.k[i * dim + d], I.float32(0)))
+        with I.serial(dim) as d, I.serial(CHUNK) as i:
+            put(self.turned, d * CHUNK + i, I.if_then_else(i < n, self.k[i * dim + d], I.float32(0)))
 
     def _products(self, tiles: Expr) -> None:
         """beta K K^T D below the diagonal and Q K^T D up to it, else 0; of columns up to those of the tile's rows."""

@@ -88,8 +88,8 @@ class _Columns:
         for j in range(self.each):
             q_j = keep(f32(of.qkv[row, q + j]))
             put(self.k, j, f32(of.qkv[row, k + j]))
-            k_j = self.k[j]
-            for which, product in enumerate((k_j * self.state[j], q_j * self.state[j], q_j * q_j, k_j * k_j, q_j * k_j)):
+            k_j, s_j = self.k[j], self.state[j]
+            for which, product in enumerate((k_j * s_j, q_j * s_j, q_j * q_j, k_j * k_j, q_j * k_j)):
                 add(totals, which, product)
         turn = pin(I.cast(row % 2, "int32"))
         for which in range(2):

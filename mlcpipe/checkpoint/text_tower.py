@@ -25,6 +25,7 @@ TOWERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",

@@ -156,12 +156,12 @@ def _clipped(x: Tensor, bound: float) -> Tensor:
     return op.maximum(op.minimum(x, high), low)
 
 
-def _grown(q: Tensor, positions: Tensor, beta: float, length: int) -> Tensor:
-    """q [m, heads, D] times 1 + beta * log(1 + floor(position / length))."""
+def _grown(q: Tensor, positions: Tensor, beta: float, length: int, first: int) -> Tensor:
+    """q [m, heads, D] times 1 + beta * log(1 + floor((position + first) / length))."""
 
     def product(x: te.Tensor, at: te.Tensor) -> te.Tensor:
         def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
-            steps = tirx.floordiv(at[i], length).astype("float32") + tirx.const(1.0, "float32")
+            steps = tirx.floordiv(at[i] + first, length).astype("float32") + tirx.const(1.0, "float32")
             factor = tirx.const(1.0, "float32") + tirx.const(beta, "float32") * tirx.log(steps)
             return (x[i, h, d].astype("float32") * factor).astype(x.dtype)
 

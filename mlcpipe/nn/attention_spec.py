@@ -30,7 +30,8 @@ class AttentionSpec:
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
-    growth         (beta, length): q times 1 + beta * log(1 + floor(position / length)), as Llama 4 and Ministral 3 do
+    growth         (beta, length, first): q times 1 + beta * log(1 + floor((position + first) / length)), as Llama 4 and
+                   Ministral 3 do; positions begin at 0
     """
 
     hidden_size: int
@@ -52,7 +53,7 @@ class AttentionSpec:
     clip: float = 0.0
     gate: Literal["", "element", "head"] = ""
     sub_norm: bool = False
-    growth: tuple[float, int] | None = None
+    growth: tuple[float, int, int] | None = None
     slopes: tuple[float, ...] = ()
 
     @property

@@ -56,6 +56,7 @@ SIZES: Mapping[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 64,
     "intermediate_size": 96,
+    "intermediate_size_mlp": 80,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
     "num_hidden_layers": 3,

@@ -25,6 +25,7 @@ _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "llama4_text": {"num_experts_per_tok": 1},
 }
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -179,6 +180,20 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
     },
     "opt": {"galactica": {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}},
+    "llama4_text": {
+        "dense_between": {
+            **_rope(
+                "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+            ),
+            "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        }
+    },
     "phi": {
         "qk_norm": {
             **_rope("default", partial_rotary_factor=0.25),
@@ -201,6 +216,22 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
         "partial_window": {**_rope("default", partial_rotary_factor=0.5), "sliding_window": 8},
+    },
+    "phimoe": {
+        "longrope": {
+            **_rope(
+                "longrope",
+                short_factor=_SHORT,
+                long_factor=_LONG,
+                short_mscale=1.3,
+                long_mscale=1.3,
+                original_max_position_embeddings=128,
+            ),
+            "router_jitter_noise": 0.4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 8,
+        }
     },
     "bloom": {"six_heads": {"n_head": 6, "hidden_size": 96, "tie_word_embeddings": False, "vocab_size": 163}},
     "falcon": {

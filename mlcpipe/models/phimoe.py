@@ -12,7 +12,7 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.models.mixtral import NAMES as NAMES
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.config import layer_windows, rope_table
+from mlcpipe.nn.config import Fields, layer_windows, rope_table
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import EXPERTS, MOE, PRE_NORM, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts
@@ -46,12 +46,16 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 def _rope(base: BaseConfig) -> Rope:
     """Longrope whose cosines and sines have a factor of their own, `short_mscale`, which `long_mscale` equals."""
     table = dict(rope_table(base.fields))
+    for fields in (base.fields, Fields(table, "config.json rope_parameters")):
+        fields.refuse(partial_rotary_factor=[None, 1, 1.0])
+    original = base.fields.optional_integer("original_max_position_embeddings", None, low=2)
     short, long = table.pop("short_mscale", None), table.pop("long_mscale", None)
     if short != long:
         raise ConfigError("field long_mscale", where="config.json rope_scaling", expected=short, found=long)
     if short is not None:
         table["attention_factor"] = short
-    return read_rope(table, base.head_dim, base.positions, theta=base.theta, kinds=("default", "longrope"))
+    kinds = ("default", "longrope")
+    return read_rope(table, base.head_dim, base.positions, theta=base.theta, original=original, kinds=kinds)
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

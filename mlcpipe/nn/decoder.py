@@ -22,7 +22,7 @@ class Mixer(NamedTuple):
     block: nn.Module
 
 
-_OF_MODEL = ("head_bias", "embedding_norm", "positions")
+_OF_MODEL = ("head_bias", "embedding_norm", "positions", "per_layer")
 
 
 def decoder(

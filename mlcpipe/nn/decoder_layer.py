@@ -67,9 +67,14 @@ class DecoderLayer(nn.Module):
         mixed = self._normed(form.before_mixer, x)
         y = op.add(x, self._added(form.after_mixer, mixer(mixed, kv, cos, sin)))
         if not form.parallel:
-            return op.add(y, self._added(form.after_mlp, self.mlp(self._normed(form.before_mlp, y))))
+            return op.add(y, self._added(form.after_mlp, self.fed(y)))
         fed = self._normed(form.before_mlp, x) if form.before_mlp else mixed
         return op.add(y, self._added(form.after_mlp, self.mlp(fed)))
+
+    def fed(self, y: Tensor) -> Tensor:
+        """What the MLP makes of the residual stream [m, hidden]."""
+        fed: Tensor = self.mlp(self._normed(self.form.before_mlp, y))
+        return fed
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         normed: Tensor = getattr(self, name)(x) if name else x

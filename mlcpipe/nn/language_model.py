@@ -83,6 +83,7 @@ class LanguageModel(nn.Module):
         shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
         if self.kv_dtype in QUANTIZED:
             options["activation_dtype"] = self.dtype
+        options["queries_only"] = of.reads is not None
         sizes = (of.num_heads, of.num_kv_heads, of.head_dim)
         return shape(*sizes, self.kv_dtype, of.softcap, sinks=of.sinks, page_group=group, **options)
 

@@ -30,8 +30,8 @@ class Routing:
     their scores, divided by (their sum or the larger `smallest_sum`, + `epsilon`) with `normalize`, times `scale`.
 
     bias    the router has a correction bias for the choice (DeepSeek-V3, Liu et al. 2024)
-    jitter    of "sparsemixer" (Liu et al. 2024), of two experts: the weight of each is its softmax among those that come
-              after it in the order of logits and are at most 2 * jitter smaller, relative to the larger magnitude
+    jitter  of "sparsemixer" (Liu et al. 2024), of two experts: the weight of each is its softmax among those that come
+            after it in the order of logits and are at most 2 * jitter smaller, relative to the larger magnitude
     of_input  the weight of the one expert multiplies its input
     groups  experts are in that many groups, of which those `top_groups` count whose `group_score` is best: their
             largest number ("max") or the sum of their two largest ("top2")
@@ -54,7 +54,7 @@ class Routing:
 
 # What families call the number of experts, and of those that a token uses.
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 
 
 def expert_counts(
@@ -124,12 +124,15 @@ class SparseMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
-        fed = op.multiply(x, op.astype(weights, x.dtype)) if self.routing.of_input else x
-        inner = gated(self.act, self.experts_gate_up(fed, ids, shared=True))
-        y = self.experts_down(inner, ids, shared=False)
-        if not self.routing.of_input:
-            y = op.tensor_expr_op(combine, "moe_combine", [weights, y])
+        if self.routing.of_input:
+            y = self.chosen(op.multiply(x, op.astype(weights, x.dtype)), ids)
+        else:
+            y = op.tensor_expr_op(combine, "moe_combine", [weights, self.chosen(x, ids)])
         return y if self.shared_expert is None else op.add(y, self._shared(x))
+
+    def chosen(self, x: Tensor, ids: Tensor) -> Tensor:
+        """What the experts ids i32[m, top] make of x [m, hidden] -> [m * top, hidden]."""
+        return self.experts_down(gated(self.act, self.experts_gate_up(x, ids, shared=True)), ids, shared=False)
 
     def _shared(self, x: Tensor) -> Tensor:
         assert self.shared_expert is not None

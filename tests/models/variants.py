@@ -20,10 +20,35 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+
 
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "gemma3n_text": {
+        "num_hidden_layers": 6,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full", "sliding", "full")],
+        "num_kv_shared_layers": 2,
+        "intermediate_size": [96, 48, 96, 96, 96, 64],
+        "vocab_size_per_layer_input": 100,
+        "hidden_size_per_layer_input": 8,
+        "altup_num_inputs": 3,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.8, 0.5, 0.0, 0.0, 0.9, 0.0],
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "sliding", "full")],
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 160,
+        "final_logit_softcapping": 4.0,
+        "per_layer_config": {str(i): {"head_dim": 32} for i in (1, 5)},
+    },
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "llama4_text": {"num_experts_per_tok": 1},
 }
@@ -90,6 +115,19 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "first_k_dense_replace": 2,
             "norm_topk_prob": False,
             "hub": True,
+        }
+    },
+    "granitemoehybrid": {
+        "groups": {
+            "mamba_n_heads": 16,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
         }
     },
     "granitemoeshared": {
@@ -279,6 +317,42 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "final_logit_softcapping": 5.0,
             "hub": True,
         },
+    },
+    "gemma3n_text": {
+        "active": {
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "intermediate_size": 96,
+            "activation_sparsity_pattern": None,
+            "num_kv_shared_layers": 0,
+            "attention_bias": True,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        }
+    },
+    "gemma4_text": {
+        "experts": {
+            "num_hidden_layers": 4,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")],
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "per_layer_config": {str(i): {"head_dim": 24, "num_key_value_heads": 1} for i in (1, 3)},
+            "enable_moe_block": True,
+            "top_k_experts": 2,
+            "final_logit_softcapping": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e3},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        }
     },
     "gpt2": {
         "scales": {

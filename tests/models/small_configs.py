@@ -25,8 +25,12 @@ SIZES: Mapping[str, Any] = {
 }
 # Layers of several kinds, of which one attends.
 _KINDS: Mapping[str, Mapping[str, Any]] = {
-    "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},
     "llama4_text": {"num_experts_per_tok": 1},
+    "bamba": {"attn_layer_indices": [3]},
+    "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64},
+    "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "num_attention_heads": 8},
+    "nemotron_h": {"hybrid_override_pattern": "M-E*", "n_groups": 2},
 }
 FAMILIES = tuple(model_types())
 EXPERTS = tuple(name for name, family in gguf_families().items() if family.experts)

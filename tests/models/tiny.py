@@ -178,6 +178,7 @@ def build_model(case: TinyCase, seed: int) -> Any:
     norm weight or so is also flipped (1 -> -1; as an offset to 1: 0 -> -2): with positive weights a tied model with
     scaled embeddings (gemma) only repeats its last token.
     """
+    torch.manual_seed(seed)  # some vectors start at random
     auto: Any = AutoModelForCausalLM  # untyped in transformers
     model = auto.from_config(
         tiny_config(case), attn_implementation="eager", experts_implementation="eager", dtype=torch.float32

@@ -26,6 +26,19 @@ _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {
+        **_MAMBA,
+        "mamba_d_ssm": 128,
+        "key_multiplier": 0.4,
+        "lm_head_multiplier": 0.5,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.7,
+        "mlp_multipliers": [0.9, 0.6],
+        "ssm_multipliers": [0.6, 0.7, 0.8, 1.5, 0.9],
+    },
     "gemma3n_text": {
         "num_hidden_layers": 6,
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full", "sliding", "full")],
@@ -51,6 +64,26 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "llama4_text": {"num_experts_per_tok": 1},
+    "mamba2": {
+        "state_size": 16,
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "time_step_min": 1e-12,
+        "time_step_floor": 0.5,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+        "ssm_state_size": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "moe_shared_expert_intermediate_size": 48,
+        "time_step_min": 1e-12,  # a bound of transformers' prompts alone
+        "time_step_floor": 0.5,  # at which dt starts
+    },
 }
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -60,6 +93,17 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "attention_bias": True,
             "num_shared_experts": 1,
             "mup_enabled": False,
+            "tie_word_embeddings": True,
+        }
+    },
+    "bamba": {
+        "biases": {
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
             "tie_word_embeddings": True,
         }
     },
@@ -185,6 +229,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         ),
     },
     "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
+    "mamba2": {
+        "biases": {
+            "n_groups": 1,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "tie_word_embeddings": True,
+        }
+    },
     "ministral3": {
         "growing": {
             **_rope(
@@ -280,6 +333,22 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "num_kv_heads": 4,
             "ffn_hidden_size": None,
             "hub": True,
+        },
+    },
+    "falcon_h1": {
+        "norms": {
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "projectors_bias": True,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "tie_word_embeddings": True,
+        },
+        "gated_norms": {
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "attention_bias": True,
+            "mlp_bias": True,
         },
     },
     "gemma": {"legacy": {"hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False, "head_dim": 24}},
@@ -411,6 +480,18 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "vocab_size": 163,
             "tie_word_embeddings": False,
         },
+    },
+    "nemotron_h": {
+        "biases": {
+            "layers_block_type": ["attention", "mamba", "moe"],
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "n_groups": 4,
+            "n_group": 1,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        }
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
     "olmo": {"clipped": {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": 4, "hub": True}},

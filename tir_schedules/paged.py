@@ -31,6 +31,8 @@ class Heads:
     group. q, k, and v are rotated by `rotated_dims` before, and outputs after (Ashkboos et al. 2024, "QuaRot").
 
     `sinks`: each query head has a logit of a key whose value is 0. `page_group`: of the pages of this layer.
+    `queries_only`: rows have neither K nor V, as they attend to what another layer keeps. `picked_rows`: they are only
+    some rows of the step, which an argument says.
     For TVM's cache: `sliding_window` is that of the layers which have one, `all_slide` says that every layer does.
     """
 
@@ -44,6 +46,13 @@ class Heads:
     activation_dtype: str = "float32"
     sinks: bool = False
     page_group: int = 0
+    queries_only: bool = False
+    picked_rows: bool = False
+
+    @property
+    def row_heads(self) -> int:
+        """Heads of a row of q, k and v."""
+        return self.num_heads + (0 if self.queries_only else 2 * self.num_kv_heads)
 
     @property
     def group(self) -> int:
@@ -113,7 +122,7 @@ class Heads:
         values = {field.name: getattr(self, field.name) for field in fields(Heads)}
         if self.activation_dtype == "float32":
             del values["activation_dtype"]
-        for name in ("sinks", "page_group"):
+        for name in ("sinks", "page_group", "queries_only", "picked_rows"):
             if not values[name]:
                 del values[name]
         return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
@@ -137,7 +146,7 @@ ATTENTION = (
 def heads_of(op: Op) -> dict[str, Any]:
     """The fields of `Heads` that a function of the cache was made for."""
     values = {field.name: op.facts[field.name] for field in fields(Heads) if field.name in op.facts}
-    flags = {name: bool(values.get(name)) for name in ("all_slide", "sinks")}
+    flags = {name: bool(values.get(name)) for name in ("all_slide", "sinks", "queries_only", "picked_rows")}
     return {**values, **flags, "softcap": float(op.facts["softcap"])}
 
 

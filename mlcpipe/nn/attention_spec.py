@@ -31,7 +31,11 @@ class AttentionSpec:
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
-    growth         (beta, length): q times 1 + beta * log(1 + floor(position / length)), as Llama 4 and Ministral 3 do
+    value_norm     v is normalized as q and k are, over each head, without weights
+    keys_as_values v is k before its norm and RoPE: there is no v_proj
+    reads          the layer whose keys and values are read, which has such attention: this one makes queries alone
+    growth         (beta, length, first): q times 1 + beta * log(1 + floor((position + first) / length)), as Llama 4 and
+                   Ministral 3 do; positions begin at 0
     """
 
     hidden_size: int
@@ -53,8 +57,11 @@ class AttentionSpec:
     clip: float = 0.0
     gate: Literal["", "element", "head", "query"] = ""
     sub_norm: bool = False
-    growth: tuple[float, int] | None = None
+    growth: tuple[float, int, int] | None = None
     slopes: tuple[float, ...] = ()
+    value_norm: bool = False
+    keys_as_values: bool = False
+    reads: int | None = None
 
     @property
     def size(self) -> int:

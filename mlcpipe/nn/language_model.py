@@ -83,6 +83,7 @@ class LanguageModel(nn.Module):
         shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
         if self.kv_dtype in QUANTIZED:
             options["activation_dtype"] = self.dtype
+        options["queries_only"] = of.reads is not None
         sizes = (of.num_heads, of.num_kv_heads, of.head_dim)
         return shape(*sizes, self.kv_dtype, of.softcap, sinks=of.sinks, page_group=group, **options)
 
@@ -101,7 +102,8 @@ class LanguageModel(nn.Module):
         """Raises ConfigError for layers that TVM's cache cannot serve: it has one shape for all."""
         kinds = {replace(of, window=None) for of in self.attentions()}
         windows = {of.window for of in self.attentions()} - {None}
-        if len(kinds) > 1 or len(windows) > 1 or len(self.attentions()) < self.facts.num_layers:
+        others = len(self.attentions()) < self.facts.num_layers or any(one.kind == "slot" for one in self.states())
+        if len(kinds) > 1 or len(windows) > 1 or others:
             raise ConfigError(
                 f"layers of {self.facts.model_type}", where=where, expected="attention of one shape in every layer",
                 found="several kinds of layers", next_step="compile for a target with kv_cache = pages",

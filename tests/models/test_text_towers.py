@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -42,14 +43,27 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
+GEMMA4 = [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full", "full")]
 # The whole's fields, and how published files name its text model's tensors where transformers 5 does otherwise.
 WHOLES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
     "gemma3": (
         {"text_config": {**TEXT, **GEMMA}, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
         {"model.language_model.": "language_model.model.", "model.vision_tower.": "vision_tower."},
     ),
+    "gemma4": (
+        {
+            "text_config": {**TEXT, "num_hidden_layers": 6, "num_kv_shared_layers": 3, "layer_types": GEMMA4, "global_head_dim": 32, "hidden_size_per_layer_input": 8},
+            "vision_config": {**VIT, "patch_size": 4, "position_embedding_size": 16},
+        },
+        {},
+    ),
     "internvl": (
         {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": {**VIT, "image_size": [32, 32], "patch_size": [8, 8]}},
+        {},
+    ),
+    "llama4": (
+        {"text_config": {**TEXT, "model_type": "llama4_text", "intermediate_size_mlp": 80, "num_local_experts": 2},
+         "vision_config": {**VIT, "image_size": 32, "patch_size": 8, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}},
         {},
     ),
     "llava": (
@@ -111,12 +125,14 @@ def test_tower_is_the_text_models_checkpoint(model_type: str, tmp_path: Path) ->
     text = whole.config.get_text_config()
     found = open_checkpoint(tmp_path / "whole")
     family = transformers.AutoConfig.for_model(found.config["model_type"])
-    known = {name: value for name, value in text.to_dict().items() if hasattr(family, name) and name != "model_type"}
+    fields = {*family.to_dict(), "per_layer_config"}
+    known = {name: value for name, value in text.to_dict().items() if name in fields and name != "model_type"}
     known["tie_word_embeddings"] = whole.config.tie_word_embeddings
     alone = transformers.AutoModelForCausalLM.from_config(type(family)(**known))
-    body = getattr(whole.model, "language_model", None)
-    alone.model.load_state_dict((whole.model.text_model if body is None else body).state_dict())
-    alone.lm_head.load_state_dict(whole.lm_head.state_dict())
+    outer = whole.language_model if model_type == "llama4" else whole
+    body = getattr(outer.model, "language_model", getattr(outer.model, "text_model", outer.model))
+    alone.model.load_state_dict(body.state_dict())
+    alone.lm_head.load_state_dict(outer.lm_head.state_dict())
     alone.save_pretrained(tmp_path / "alone")
     expected = open_checkpoint(tmp_path / "alone")
     assert list(found.tensors) == list(expected.tensors)
@@ -144,7 +160,13 @@ def test_logits_are_those_of_the_whole(model_type: str, tmp_path: Path) -> None:
 
 def test_sizes_that_the_file_leaves_out_are_those_of_transformers() -> None:
     """As in the published files of Gemma 3 and LLaVA."""
-    for whole, text in (("gemma3", "gemma3_text"), ("llava", "llama"), ("mistral3", "mistral"), ("internvl", "qwen2")):
+    for whole, text in (
+        ("gemma3", "gemma3_text"),
+        ("gemma4", "gemma4_text"),
+        ("llava", "llama"),
+        ("mistral3", "mistral"),
+        ("internvl", "qwen2"),
+    ):
         found = text_config({"model_type": whole, "text_config": {"model_type": text}, "vision_config": {}})
         defaults = transformers.AutoConfig.for_model(text)
         assert found == {
@@ -163,3 +185,24 @@ def test_models_that_read_texts_in_their_own_way_are_refused() -> None:
     assert text_config(config) is config
     with pytest.raises(ConfigError, match="unknown architecture in config.json model_type.*found 'paligemma'"):
         build_model(config)
+
+
+def test_code_of_its_own_whose_layers_are_llamas(tmp_path: Path) -> None:
+    """As InternLM 3's config.json has them."""
+    config = transformers.AutoConfig.for_model("llama", **TEXT)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    file, of_llama = tmp_path / "config.json", open_checkpoint(tmp_path)
+    own = {"model_type": "internlm3", "architectures": ["InternLM3ForCausalLM"], "bias": False, "qkv_bias": False}
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling_internlm3.InternLM3ForCausalLM"}}
+    file.write_text(json.dumps({**of_llama.config, **own, **code}))
+    found = open_checkpoint(tmp_path)
+    assert build_model(found.config).facts == build_model(of_llama.config).facts
+    file.write_text(json.dumps({**of_llama.config, **own, **code, "bias": True, "qkv_bias": True}))
+    spec = build_model(open_checkpoint(tmp_path).config).attentions()[0]
+    assert spec.qkv_bias and spec.o_bias
+    file.write_text(json.dumps({**of_llama.config, **own, **code, "qkv_bias": True}))
+    with pytest.raises(ConfigError, match="field qkv_bias is not supported"):
+        open_checkpoint(tmp_path)
+    file.write_text(json.dumps({**of_llama.config, **own, **code, "model_type": "internlm2"}))
+    with pytest.raises(ConfigError, match="unknown architecture"):
+        build_model(open_checkpoint(tmp_path).config)

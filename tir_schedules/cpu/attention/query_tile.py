@@ -27,9 +27,8 @@ class QueryTile:
         return (self.row0 + r // group) * heads + self.head * group + r % group
 
     def begin(self, qkv: Buffer, scale: Expr) -> None:
-        heads = self.shape.num_heads + 2 * self.shape.num_kv_heads
         self.state.begin()
-        self.state.load_query(qkv, lambda r: self._at(r, heads) * self.shape.head_dim, scale, self.used)
+        self.state.load_query(qkv, lambda r: self._at(r, self.shape.row_heads) * self.shape.head_dim, scale, self.used)
 
     def finish(self, sinks: Sequence[Buffer], out: Buffer) -> None:
         """out = weighted mean of values; `sinks`: none, or logits f32[heads]."""

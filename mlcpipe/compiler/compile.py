@@ -225,7 +225,9 @@ def _announce(job: Job, method: str, progress: Progress) -> None:
     tables = sum(weight.nbytes for weight in matrices if weight.reads <= _ROW)
     if tables > job.weights_bytes / 8:
         place = "the mapped file" if job.state.target.kernels == "cpu" else "the GPU's memory, all of them"
-        progress.note(f"{byte_size(tables)} of the weights are tables of which a token reads a row: they are in {place}")
+        progress.note(
+            f"{byte_size(tables)} of the weights are tables of which a token reads a row: they are in {place}"
+        )
     if method == GPTQ:
         progress.note(expected_duration(job.state.weights))
 

@@ -102,7 +102,8 @@ class LanguageModel(nn.Module):
         """Raises ConfigError for layers that TVM's cache cannot serve: it has one shape for all."""
         kinds = {replace(of, window=None) for of in self.attentions()}
         windows = {of.window for of in self.attentions()} - {None}
-        if len(kinds) > 1 or len(windows) > 1 or len(self.attentions()) < self.facts.num_layers:
+        others = len(self.attentions()) < self.facts.num_layers or any(one.kind == "slot" for one in self.states())
+        if len(kinds) > 1 or len(windows) > 1 or others:
             raise ConfigError(
                 f"layers of {self.facts.model_type}", where=where, expected="attention of one shape in every layer",
                 found="several kinds of layers", next_step="compile for a target with kv_cache = pages",

@@ -15,6 +15,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.bundle.states import Part, State
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
+from mlcpipe.nn.gguf import GgufFile
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.norm import rms_norm
@@ -30,6 +31,7 @@ class Mamba2Spec:
 
     groups   of heads that share B and C, and of channels that a norm is over
     taps     of the convolution of x, B and C, with a bias if `conv_bias`
+    bias     of the first projection, `out_bias` of the last one
     norm     of the output: "after" the gate, "before" it, or "" for none; `eps` is its epsilon
     scales   of z, x, B, C and dt as the projection makes them
     """
@@ -42,6 +44,7 @@ class Mamba2Spec:
     taps: int
     conv_bias: bool = True
     bias: bool = False
+    out_bias: bool = False
     norm: Literal["after", "before", ""] = "after"
     eps: float = 1e-5
     scales: tuple[float, ...] = ()
@@ -67,7 +70,7 @@ class Mamba2(nn.Module):
         self.conv1d = Convolution(sum(spec.parts[1:4]), spec.taps, layer, spec.conv_bias, "silu")
         self.A_log, self.dt_bias, self.D = (Float32((spec.heads,)) for _ in range(3))
         self.norm = GatedNorm(spec) if spec.norm else None
-        self.out_proj = Linear(spec.inner, spec.hidden_size, spec.bias)
+        self.out_proj = Linear(spec.inner, spec.hidden_size, spec.out_bias)
 
     def states(self, model: LanguageModel) -> list[State]:
         """The inputs of the convolution, and the matrices of the heads."""
@@ -143,6 +146,7 @@ NAMES: Mapping[str, tuple[str, int | bool]] = {
     "taps": ("mamba_d_conv", 4),
     "conv_bias": ("mamba_conv_bias", True),
     "bias": ("mamba_proj_bias", False),
+    "out_bias": ("mamba_proj_bias", False),
 }
 
 
@@ -170,3 +174,15 @@ def read_mamba2(
             expected=f"heads of {inner} channels, in groups", found=f"{heads}, {fields.get(head_dim)!r} and {groups}",
         )  # fmt: skip
     return Mamba2Spec(hidden_size=hidden_size, head_dim=inner // heads, **found | options)
+
+
+def read_gguf(file: GgufFile, config: dict[str, Any], names: Mapping[str, tuple[str, int | bool]] = NAMES) -> int:
+    """Read the sizes of the blocks, by the fields' names -> their channels; a flag is whether a tensor is there."""
+    keys = {"heads": "time_step_rank", "state_size": "state_size", "groups": "group_count", "taps": "conv_kernel"}
+    config.update({names[field][0]: file.integer(f"ssm.{key}") for field, key in keys.items()})
+    parts = {"conv_bias": "ssm_conv1d", "bias": "ssm_in", "out_bias": "ssm_out"}
+    layers = range(min(config["num_hidden_layers"], 1024))
+    config.update(
+        {names[field][0]: any(f"blk.{i}.{part}.bias" in file for i in layers) for field, part in parts.items()}
+    )
+    return file.integer("ssm.inner_size")

@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.linear import ExpertLinear, Float32, Linear
-from mlcpipe.nn.mlp import GatedMLP, activation, gated
+from mlcpipe.nn.mlp import GatedMLP, PlainMLP, activation, gated
 from mlcpipe.nn.rows import scaled
 from tir_schedules.op import tag
 
@@ -30,13 +30,16 @@ class Routing:
     their scores, divided by (their sum or the larger `smallest_sum`, + `epsilon`) with `normalize`, times `scale`.
 
     bias    the router has a correction bias for the choice (DeepSeek-V3, Liu et al. 2024)
+    jitter  of "sparsemixer" (Liu et al. 2024), of two experts: the weight of each is its softmax among those that come
+            after it in the order of logits and are at most 2 * jitter smaller, relative to the larger magnitude
+    of_input  the weight of the one expert multiplies its input
     groups  experts are in that many groups, of which those `top_groups` count whose `group_score` is best: their
             largest number ("max") or the sum of their two largest ("top2")
     """
 
     experts: int
     chosen: int
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     normalize: bool = False
     epsilon: float = 0.0
     smallest_sum: float = 0.0
@@ -45,6 +48,8 @@ class Routing:
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "top2"
+    jitter: float = 0.0
+    of_input: bool = False
 
 
 # What families call the number of experts, and of those that a token uses.
@@ -90,7 +95,8 @@ class SparseMoE(nn.Module):
     """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over the chosen experts e: x [m, hidden] -> [m, hidden].
 
     An expert's gate and up are one matrix, so a token's row is read once. `shared_width`: an expert that every token
-    uses is added, with `shared_gate` times the sigmoid of a learned product with x, and times `shared_scale`.
+    uses is added, with `shared_gate` times the sigmoid of a learned product with x, and times `shared_scale`. Without
+    `gated` an expert is down_e(act(up_e(x))).
     """
 
     def __init__(
@@ -103,28 +109,35 @@ class SparseMoE(nn.Module):
         shared_width: int = 0,
         shared_gate: bool = False,
         shared_scale: float = 1.0,
+        gated: bool = True,
     ) -> None:
-        self.shared_scale = shared_scale
+        self.shared_scale, self.gated = shared_scale, gated
         self.act, self.routing, experts = activation(act), routing, routing.experts
         self.gate = Router(hidden_size, routing)
-        gate_up = [[f"experts.{e}.{name}_proj" for name in ("gate", "up")] for e in range(experts)]
-        self.experts_gate_up = ExpertLinear(experts, hidden_size, 2 * width, gate_up)
+        parts = ("gate", "up") if gated else ("up",)
+        inner = [[f"experts.{e}.{name}_proj" for name in parts] for e in range(experts)]
+        self.experts_gate_up = ExpertLinear(experts, hidden_size, len(parts) * width, inner)
         down = [[f"experts.{e}.down_proj"] for e in range(experts)]
         self.experts_down = ExpertLinear(experts, width, hidden_size, down)
         for layer in (self.experts_gate_up, self.experts_down):
             layer.weight.attrs["reads"] = Fraction(routing.chosen, experts)
-        self.shared_expert = GatedMLP(hidden_size, shared_width, act) if shared_width else None
+        shared = GatedMLP if gated else PlainMLP
+        self.shared_expert = shared(hidden_size, shared_width, act) if shared_width else None
         self.shared_expert_gate = Linear(hidden_size, 1, quantize=False) if shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
-        y = op.tensor_expr_op(combine, "moe_combine", [weights, self.chosen(x, ids)])
+        if self.routing.of_input:
+            y = self.chosen(op.multiply(x, op.astype(weights, x.dtype)), ids)
+        else:
+            y = op.tensor_expr_op(combine, "moe_combine", [weights, self.chosen(x, ids)])
         return y if self.shared_expert is None else op.add(y, self._shared(x))
 
     def chosen(self, x: Tensor, ids: Tensor) -> Tensor:
         """What the experts ids i32[m, top] make of x [m, hidden] -> [m * top, hidden]."""
-        return self.experts_down(gated(self.act, self.experts_gate_up(x, ids, shared=True)), ids, shared=False)
+        inner = self.experts_gate_up(x, ids, shared=True)
+        return self.experts_down(gated(self.act, inner) if self.gated else self.act(inner), ids, shared=False)
 
     def _shared(self, x: Tensor) -> Tensor:
         assert self.shared_expert is not None
@@ -140,6 +153,8 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     if routing.score == "softmax" and bias is None and routing.groups == 1:
         weights, ids = _best(logits, routing.chosen, routing.normalize)
         return scaled(weights, routing.scale), ids
+    if routing.score == "sparsemixer":
+        return _sparse_mixer(logits, routing)
     scores = op.sigmoid(logits) if routing.score == "sigmoid" else op.softmax(logits, axis=-1)
     choice = scores if bias is None else op.add(scores, bias)
     if routing.groups > 1:
@@ -159,6 +174,28 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
         return te.compute(ids.shape, element, name="moe_weights")
 
     return op.tensor_expr_op(weigh, "moe_weights", [scores, shares, ids]), ids
+
+
+def _sparse_mixer(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """logits f32[m, experts] -> weights f32[m, 2] and ids i32[m, 2], as `Routing.jitter` says."""
+    shares, ids = _best(logits, routing.chosen, True)
+
+    def weigh(logits: te.Tensor, shares: te.Tensor, ids: te.Tensor) -> te.Tensor:
+        def element(i: tirx.Var, t: tirx.Var) -> tirx.PrimExpr:
+            best = logits[i, ids[i, t]]
+
+            def share(e: int) -> tirx.PrimExpr:
+                value = logits[i, e]
+                bound = tirx.const(2 * routing.jitter, "float32") * tirx.max(tirx.abs(value), best)
+                counts = tirx.all(tirx.any(t == 0, ids[i, 0] != e), best - value <= bound)
+                return tirx.if_then_else(counts, tirx.exp(value - best), tirx.const(0.0, "float32"))
+
+            own = tirx.const(1.0, "float32") / _sum(share(e) for e in range(routing.experts))
+            return tirx.if_then_else(shares[i, t] >= 0, own, shares[i, t])  # NaN if a logit of the token is
+
+        return te.compute(ids.shape, element, name="moe_weights")
+
+    return op.tensor_expr_op(weigh, "moe_weights", [logits, shares, ids]), ids
 
 
 def _of_best_groups(choice: Tensor, routing: Routing) -> Tensor:

@@ -23,9 +23,24 @@ _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 
 
+_HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {
+        **_MAMBA,
+        "mamba_d_ssm": 128,
+        "key_multiplier": 0.4,
+        "lm_head_multiplier": 0.5,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.7,
+        "mlp_multipliers": [0.9, 0.6],
+        "ssm_multipliers": [0.6, 0.7, 0.8, 1.5, 0.9],
+    },
     "gemma3n_text": {
         "num_hidden_layers": 6,
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full", "sliding", "full")],
@@ -43,13 +58,35 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "sliding", "full")],
         "num_kv_shared_layers": 3,
         "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 8,
+        "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 160,
         "final_logit_softcapping": 4.0,
         "per_layer_config": {str(i): {"head_dim": 32} for i in (1, 5)},
     },
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _HYBRID),
+    "llama4_text": {"num_experts_per_tok": 1},
+    "mamba2": {
+        "state_size": 16,
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "time_step_min": 1e-12,
+        "time_step_floor": 0.5,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+        "ssm_state_size": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "moe_shared_expert_intermediate_size": 48,
+        "time_step_min": 1e-12,  # a bound of transformers' prompts alone
+        "time_step_floor": 0.5,  # at which dt starts
+    },
 }
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -59,6 +96,17 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "attention_bias": True,
             "num_shared_experts": 1,
             "mup_enabled": False,
+            "tie_word_embeddings": True,
+        }
+    },
+    "bamba": {
+        "biases": {
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
             "tie_word_embeddings": True,
         }
     },
@@ -184,6 +232,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         ),
     },
     "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
+    "mamba2": {
+        "biases": {
+            "n_groups": 1,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "tie_word_embeddings": True,
+        }
+    },
     "ministral3": {
         "growing": {
             **_rope(
@@ -198,6 +255,14 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "mistral": {"no_window": {"sliding_window": None, "head_dim": 24, "vocab_size": 163, "hub": True}},
+    "olmo_hybrid": {
+        "no_rope": {
+            **_rope("default", rope_theta=None),
+            "layer_types": None,
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+        },
+    },
     "olmoe": {
         "clipped": {"clip_qkv": 0.5, "norm_topk_prob": True, "attention_bias": True, "num_experts": 6, "hub": True}
     },
@@ -216,7 +281,35 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
     },
+    "qwen3_5_text": {
+        "every_fourth": {
+            **_rope("default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True),
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "vocab_size": 163,
+            "hub": True,
+        },
+    },
+    "qwen3_next": {"dense_between": {"mlp_only_layers": [1], "norm_topk_prob": False, "head_dim": 24}},
     "opt": {"galactica": {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}},
+    "llama4_text": {
+        "dense_between": {
+            **_rope(
+                "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+            ),
+            "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        }
+    },
     "phi": {
         "qk_norm": {
             **_rope("default", partial_rotary_factor=0.25),
@@ -240,6 +333,22 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "partial_window": {**_rope("default", partial_rotary_factor=0.5), "sliding_window": 8},
     },
+    "phimoe": {
+        "longrope": {
+            **_rope(
+                "longrope",
+                short_factor=_SHORT,
+                long_factor=_LONG,
+                short_mscale=1.3,
+                long_mscale=1.3,
+                original_max_position_embeddings=128,
+            ),
+            "router_jitter_noise": 0.4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 8,
+        }
+    },
     "bloom": {"six_heads": {"n_head": 6, "hidden_size": 96, "tie_word_embeddings": False, "vocab_size": 163}},
     "falcon": {
         "new": {"new_decoder_architecture": True, "bias": True, "tie_word_embeddings": False, "activation": "relu"},
@@ -249,6 +358,22 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "num_kv_heads": 4,
             "ffn_hidden_size": None,
             "hub": True,
+        },
+    },
+    "falcon_h1": {
+        "norms": {
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "projectors_bias": True,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "tie_word_embeddings": True,
+        },
+        "gated_norms": {
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "attention_bias": True,
+            "mlp_bias": True,
         },
     },
     "gemma": {"legacy": {"hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False, "head_dim": 24}},
@@ -380,6 +505,18 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "vocab_size": 163,
             "tie_word_embeddings": False,
         },
+    },
+    "nemotron_h": {
+        "biases": {
+            "layers_block_type": ["attention", "mamba", "moe"],
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "n_groups": 4,
+            "n_group": 1,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        }
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
     "olmo": {"clipped": {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": 4, "hub": True}},

@@ -20,14 +20,13 @@ from tir_schedules.step import Step, step_argument
 
 
 def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -> tirx.PrimFunc:
-    """qkv f32[n, heads + 2 kv_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, D].
+    """qkv f32[n, qkv_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
     Heads with sinks have their logits in an argument before `out`, f32[heads].
 
     A row's result depends only on its position and its sequence's keys, not on other rows.
     """
-    heads, group, dim = shape.num_heads, shape.group, shape.head_dim
-    stride = heads + 2 * shape.num_kv_heads
+    group, dim = shape.group, shape.head_dim
     n = tirx.Var("n", "int64")
     arguments = {
         "qkv": qkv_argument(shape, n),
@@ -41,7 +40,7 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -
         *sinks, out = rest
 
         def at(row: Expr, h: Expr, r: Expr) -> Expr:
-            return (row * stride + h * group + r) * dim
+            return (row * shape.qkv_heads + h * group + r) * dim
 
         queries = Queries(qkv, I.cast(n, "int32"), at, I.float32(scale))
         attend_in_parts(shape, tiles, RowKeys(pages, step), window, queries, sinks, out)

@@ -101,7 +101,7 @@ def load(name: str, work: Path, quantization: str) -> LoadedBundle:
 def main() -> int:
     """Measure, and print a table."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="llama-1b")
+    parser.add_argument("--model", choices=SHAPES, default="llama-1b")
     parser.add_argument("--work", type=Path, default=default_work(), help="folder that keeps checkpoints")
     parser.add_argument("--quantization", default="q4f16_1")
     parser.add_argument("--rank", type=int, default=16)

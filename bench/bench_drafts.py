@@ -187,8 +187,8 @@ def _source(core: Core, smaller: LoadedBundle | None, batch: int) -> DraftSource
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=sorted(SHAPES), default="llama-1b")
-    parser.add_argument("--draft-model", choices=sorted(SHAPES), help="whose time counts, too (default: none)")
+    parser.add_argument("--model", choices=SHAPES, default="llama-1b")
+    parser.add_argument("--draft-model", choices=SHAPES, help="whose time counts, too (default: none)")
     parser.add_argument("--draft-head", choices=KINDS, help="whose time counts, too (default: none)")
     parser.add_argument("--work", type=Path, default=default_work(), help="folder that keeps checkpoints")
     parser.add_argument("--quantization", default="q4f16_1")

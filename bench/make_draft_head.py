@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from bench.make_checkpoint import SHAPES
+from bench.make_checkpoint import SHAPES, config_of
 from bench.program import command_line, run_program
 from mlcpipe.support.atomic import atomic_directory
 
@@ -23,7 +23,7 @@ _HEADS = 3
 
 def make_draft_head(kind: str, name: str, folder: Path) -> Path:
     """Write config.json and model.safetensors of a head of `KINDS` for the model `name` into a new `folder`."""
-    model, draw = SHAPES[name], np.random.default_rng(0)
+    model, draw = config_of(name), np.random.default_rng(0)
     d, vocab = model["hidden_size"], model["vocab_size"]
 
     def weight(*shape: int) -> NDArray[np.float16]:
@@ -58,7 +58,7 @@ def main() -> None:
     """Parse the command line and write one head."""
     parser = command_line(__doc__)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     make_draft_head(options.kind, options.shape, options.folder)

@@ -29,7 +29,7 @@ _TYPES = {
     8: (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     16: (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
 }
-_ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 _BYTE_TOKENS = 256
 
 
@@ -39,9 +39,9 @@ def make_gguf(checkpoint: Path, path: Path, *, bits: int = 4) -> Path:
     source = open_checkpoint(checkpoint)
     config = source.config
     kind = config.get("model_type")
-    if kind not in _ARCHITECTURES:
-        raise ConfigError("model_type", where=checkpoint, expected=" or ".join(_ARCHITECTURES), found=repr(kind))
-    architecture = _ARCHITECTURES[kind]
+    if kind not in ARCHITECTURES:
+        raise ConfigError("model_type", where=checkpoint, expected=" or ".join(ARCHITECTURES), found=repr(kind))
+    architecture = ARCHITECTURES[kind]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
@@ -52,7 +52,7 @@ def make_gguf(checkpoint: Path, path: Path, *, bits: int = 4) -> Path:
     if read.get("model", {}).get("merges"):
         _add_own_vocabulary(writer, tokenizer, read)
     else:
-        _add_vocabulary(writer, config["vocab_size"])
+        add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in _tensors(source):
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -103,7 +103,7 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any], where: Path) -> 
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     """A SentencePiece table of `size` tokens: llama.cpp loads no model without one."""
     kinds = gguf.TokenType
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(_BYTE_TOKENS))]

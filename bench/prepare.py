@@ -10,7 +10,8 @@ from types import ModuleType
 
 from bench.build_llama_cpp import VERSION, build_llama_cpp, build_name, quantize
 from bench.build_openvino import build_openvino, bytes_per_token, export
-from bench.make_checkpoint import SHAPES, make_checkpoint
+from bench.converted_gguf import converted_gguf
+from bench.make_checkpoint import SHAPES, config_of, make_checkpoint
 from bench.runners import Effort, LlamaBench, Mlcpipe, Native, OpenVino, Runner
 from mlcpipe.bundle import Manifest, read_manifest
 from mlcpipe.cli.terminal import stderr_console
@@ -102,7 +103,7 @@ def _llama_cpp(what: Subject, places: Places, effort: Effort, checkpoint: Path, 
     """llama-bench with flash attention off and on."""
     binary = _llama_bench(places)
     if what.bits:
-        gguf = _made_gguf(checkpoint, places.work / f"{content[:16]}-q{what.bits}_0.gguf", what.bits)
+        gguf = _made_gguf(checkpoint, places.work / f"{content[:16]}-q{what.bits}_0.gguf", what.bits, binary)
     else:
         gguf = _file_of(what, places, checkpoint)
     weights = _make_gguf().bytes_per_token(gguf)
@@ -127,17 +128,21 @@ def _file_of(what: Subject, places: Places, checkpoint: Path) -> Path:
     name, bits = what.quantization, {"Q4_0": 4, "Q8_0": 8}.get(what.quantization)
     path = places.work / f"{checkpoint.name}-{name}.gguf"
     if bits is not None or path.is_file():
-        return _made_gguf(checkpoint, path, bits or 8)
+        return _made_gguf(checkpoint, path, bits or 8, _llama_bench(places))
     source = _file_of(replace(what, quantization="Q8_0"), places, checkpoint)
     _say(f"write {path.name}")
     return quantize(source, path, FILE_TYPES[name], _llama_bench(places))
 
 
-def _made_gguf(checkpoint: Path, path: Path, bits: int) -> Path:
-    if not path.is_file():
-        _say(f"write {path.name}")
-        _make_gguf().make_gguf(checkpoint, path, bits=bits)
-    return path
+def _made_gguf(checkpoint: Path, path: Path, bits: int, llama_bench: Path) -> Path:
+    """Written here for the families that need no other program for it, else by llama.cpp's converter."""
+    if path.is_file():
+        return path
+    _say(f"write {path.name}")
+    if config_of(str(checkpoint / "config.json"))["model_type"] not in _make_gguf().ARCHITECTURES:
+        return converted_gguf(checkpoint, path, llama_bench, f"Q{bits}_0")
+    made: Path = _make_gguf().make_gguf(checkpoint, path, bits=bits)
+    return made
 
 
 def _make_gguf() -> ModuleType:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.activation import ACTIVATIONS
 from tir_schedules.builder import Buffer, Expr, Tensor, function
 from tir_schedules.op import by_hand
 from tir_schedules.step import Step, step_argument
@@ -19,9 +21,10 @@ Load = Callable[[Buffer, tuple[Expr, Expr]], Expr]  # the number, or vector, of 
 class ConvShape:
     """A depthwise causal convolution of `channels` with `taps` numbers each, over rows of `dtype`.
 
-    short_conv(x [m, channels], weight f32[channels, taps], step i32[k], state, y [m, channels]): in float32
-    y[i] = w[0] x[i - taps + 1] + ... + w[taps - 1] x[i], added up in this order in every step. Then, in place,
-    the state becomes the one for the next step of each sequence.
+    short_conv(x [m, channels], weight f32[channels, taps], bias f32[channels] if there is one, step i32[k], state,
+    y [m, channels]): in float32 y[i] = act(w[0] x[i - taps + 1] + ... + w[taps - 1] x[i] + bias), added up in this
+    order in every step; act is `activation`, or nothing. Then, in place, the state becomes the one for the next step
+    of each sequence.
 
     `state` f32[Z, (taps - 1) * channels]: a slot has the last inputs of a sequence, one token after the other; before
     its first token they are 0.
@@ -30,36 +33,49 @@ class ConvShape:
     channels: int
     taps: int
     dtype: str
+    bias: bool = False
+    activation: Literal["", "silu"] = ""
 
     @property
     def kept(self) -> int:
         """Inputs that a slot has of each channel."""
         return self.taps - 1
 
-    def function(self, body: Callable[[Inputs, Buffer, Buffer, Expr], None]) -> tirx.PrimFunc:
-        """`short_conv` of body(inputs, weight as a vector, y, m)."""
+    def finished(self, total: Expr) -> Expr:
+        """y, of the sum of all products and the bias: a number or a vector."""
+        return ACTIVATIONS[self.activation](total) if self.activation else total
+
+    def function(self, body: Callable[[Inputs, Buffer, Expr], None]) -> tirx.PrimFunc:
+        """`short_conv` of body(inputs, y, m)."""
         m, size, slots = (tirx.Var(name, "int64") for name in ("m", "size", "slots"))
         arguments = {
             "x": Tensor((m, self.channels), self.dtype),
             "weight": Tensor((self.channels, self.taps), "float32", [(self.channels * self.taps, "float32")]),
+            **({"bias": Tensor((self.channels,), "float32")} if self.bias else {}),
             "step": step_argument(size),
             "state": Tensor((slots, self.kept * self.channels), "float32"),
             "y": Tensor((m, self.channels), self.dtype),
         }
 
-        def emit(x: Buffer, weight: Buffer, step: Step, state: Buffer, y: Buffer) -> None:
-            body(Inputs(self, x, step, state), weight, y, m)
+        def emit(x: Buffer, weight: Buffer, *others: Buffer) -> None:
+            *bias, step, state, y = others
+            body(Inputs(self, x, weight, bias[0] if bias else None, step, state), y, m)
 
-        facts: dict[str, int | float | str] = {"channels": self.channels, "taps": self.taps, "dtype": self.dtype}
+        facts: dict[str, int | float | str] = {
+            "channels": self.channels, "taps": self.taps, "dtype": self.dtype, "bias": self.bias,
+            "activation": self.activation,
+        }  # fmt: skip
         return by_hand({"short_conv": function("short_conv", arguments, emit)}, "", **facts)["short_conv"]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a convolution: the rows of a step, and the rows before that sequences kept."""
+    """The inputs of a convolution: its weight as a vector, the rows of a step, and those before that sequences kept."""
 
     shape: ConvShape
     x: Buffer
+    weight: Buffer
+    bias: Buffer | None
     step: Step
     state: Buffer
 

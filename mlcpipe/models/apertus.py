@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.models.qwen2 import complete_gguf
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import rope_table
 from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.gguf import ATTENTION, PLAIN_MLP, GgufFamily
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
@@ -43,3 +45,16 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     rope = base.read_rope(rope_table(base.fields) or DEFAULT_ROPE, base.theta)
     specs = base.attentions(qkv_bias=bias, o_bias=bias, norm="head")
     return decoder(base, specs, lambda i: base.plain_mlp(), ropes=[rope])
+
+
+GGUF = GgufFamily(
+    "apertus",
+    complete_gguf,
+    {**ATTENTION, **PLAIN_MLP, "ffn_norm": "post_attention_layernorm"},
+    numbers={
+        "xielu.alpha_n": "mlp.act_fn.alpha_n",
+        "xielu.alpha_p": "mlp.act_fn.alpha_p",
+        "xielu.beta": 0.5,
+        "xielu.eps": -1e-6,
+    },
+)

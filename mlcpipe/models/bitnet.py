@@ -11,6 +11,7 @@ from typing import Any
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.gguf import PRE_NORM, GgufFamily, GgufFile
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
@@ -24,3 +25,12 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     bias = base.fields.flag("attention_bias", False)
     specs = base.attentions(qkv_bias=bias, o_bias=bias, sub_norm=True)
     return decoder(base, specs, lambda i: base.mlp(sub_norm=base.norm))
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """llama.cpp's files are those of models before 2B4T, with SiLU."""
+    config["attention_bias"], config["hidden_act"] = "blk.0.attn_q.bias" in file, "silu"
+
+
+GGUF_NAMES = {**PRE_NORM, "attn_sub_norm": "self_attn.sub_norm", "ffn_sub_norm": "mlp.sub_norm"}
+GGUF = GgufFamily("bitnet", _complete_gguf, GGUF_NAMES)

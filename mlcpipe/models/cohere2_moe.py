@@ -12,12 +12,20 @@ from typing import Any
 from tvm.relax.frontend import nn
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.models.cohere2 import DEFAULT_LOGIT_SCALE, DEFAULT_PATTERN, DEFAULT_WINDOW, DEFAULTS, FIXED
+from mlcpipe.models.cohere2 import (
+    DEFAULT_LOGIT_SCALE,
+    DEFAULT_PATTERN,
+    DEFAULT_WINDOW,
+    DEFAULTS,
+    FIXED,
+    complete_gguf,
+)
 from mlcpipe.nn.base_config import BaseConfig, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.decoder_layer import PARALLEL
+from mlcpipe.nn.gguf import EXPERTS, MOE, PRE_NORM, GgufFamily, GgufFile, read_drafts, read_experts, read_windows
 from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
@@ -77,3 +85,22 @@ def _one_of(fields: Fields, name: str, default: Any, *others: str) -> Any:
         expected = " or ".join((default, *others))
         raise ConfigError(f"field {name}", where=fields.where, expected=expected, found=repr(value))
     return value
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    sigmoid = file.integer("expert_gating_func", 2) == 2
+    complete_gguf(file, config)
+    read_experts(file, config, "sigmoid" if sigmoid else "softmax")
+    read_drafts(file, config)
+    read_windows(file, config, DEFAULT_PATTERN)
+    config["expert_selection_fn"] = "sigmoid" if sigmoid else "softmax"
+    config["norm_topk_prob"] = bool(file.get("expert_weights_norm", False))
+    config["first_k_dense_replace"] = file.integer("leading_dense_block_count", 0)
+    config["num_shared_experts"] = file.integer("expert_shared_count", 0)
+    config["prefix_dense_intermediate_size"] = config["intermediate_size"]
+    config["intermediate_size"] = config["moe_intermediate_size"]
+    if file.get("attention.layer_norm_epsilon") is not None:
+        config["layer_norm_eps"] = config.pop("rms_norm_eps")
+
+
+GGUF = GgufFamily("cohere2moe", _complete_gguf, {**PRE_NORM, **MOE}, EXPERTS)

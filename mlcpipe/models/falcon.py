@@ -69,10 +69,14 @@ def _form(base: BaseConfig) -> LayerForm:
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     """Files have the KV heads that count, and not what else models of the new architecture do."""
-    if "blk.0.attn_norm_2.weight" in file:
-        raise file.error("attn_norm_2", "one norm in each layer", "blk.0.attn_norm_2.weight")
-    config["new_decoder_architecture"], config["num_ln_in_parallel_attn"] = True, 1
+    config["new_decoder_architecture"], config["num_ln_in_parallel_attn"] = True, 2 if _SECOND in file else 1
     config["bias"] = "blk.0.attn_qkv.bias" in file
 
 
-GGUF = GgufFamily("falcon", _complete_gguf, {**FUSED, **PLAIN_MLP}, grouped=True)
+def _gguf_names(file: GgufFile) -> dict[str, str]:
+    norms = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"} if _SECOND in file else {}
+    return {**FUSED, **PLAIN_MLP, **norms}
+
+
+_SECOND = "blk.0.attn_norm_2.weight"
+GGUF = GgufFamily("falcon", _complete_gguf, names_of=_gguf_names, grouped=True)

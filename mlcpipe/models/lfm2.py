@@ -12,10 +12,10 @@ from typing import Any
 from tvm.relax.frontend import nn
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.decoder_layer import DecoderLayer
+from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.gguf import PRE_NORM, GgufFamily, GgufFile
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
@@ -42,7 +42,6 @@ NAMES = CheckpointNames(
     },
 )
 ATTENDS, CONVOLVES = "full_attention", "conv"
-BLOCKS = {ATTENDS: "self_attn", CONVOLVES: "conv"}
 # What published files say and no model of the family does otherwise.
 FIXED: Mapping[str, list[Any]] = {
     "attention_bias": [None, False],
@@ -68,12 +67,10 @@ def convolving(base: BaseConfig, mlp: Callable[[int], nn.Module]) -> CausalLM:
     bias, taps = fields.flag("conv_bias", False), fields.integer("conv_L_cache", 3, low=2, high=64)
     spec = base.attention(norm="head")
 
-    def layer(i: int, kind: str) -> DecoderLayer:
-        block = Attention(spec, i) if kind == ATTENDS else ShortConv(hidden, taps, i, bias)
-        return DecoderLayer(block, mlp(i), hidden, base.norm, mixer_name=BLOCKS[kind])
+    def mixer(i: int, kind: str) -> AttentionSpec | Mixer:
+        return spec if kind == ATTENDS else Mixer("conv", ShortConv(hidden, taps, i, bias))
 
-    layers = [layer(i, kind) for i, kind in enumerate(_layer_types(base))]
-    return CausalLM(base.facts([base.rope()]), layers, base.norm)
+    return decoder(base, [mixer(i, kind) for i, kind in enumerate(_layer_types(base))], mlp)
 
 
 def _mlp_width(base: BaseConfig) -> int:
@@ -98,8 +95,8 @@ def _layer_types(base: BaseConfig) -> list[str]:
         if not isinstance(attending, list) or any(type(i) is not int for i in attending):
             raise ConfigError("field full_attn_idxs", where=fields.where, expected="numbers of layers")
         return [ATTENDS if i in attending else CONVOLVES for i in range(count)]
-    if not isinstance(types, list) or len(types) != count or any(kind not in list(BLOCKS) for kind in types):
-        raise ConfigError("field layer_types", where=fields.where, expected=f"{count} of {', '.join(BLOCKS)}")
+    if not isinstance(types, list) or len(types) != count or any(kind not in [ATTENDS, CONVOLVES] for kind in types):
+        raise ConfigError("field layer_types", where=fields.where, expected=f"{count} of {ATTENDS}, {CONVOLVES}")
     return types
 
 

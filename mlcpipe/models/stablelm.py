@@ -44,8 +44,8 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     config["use_qkv_bias"] = "blk.0.attn_q.bias" in file
     config["use_parallel_residual"] = bool(file.get("use_parallel_residual", False))
-    if "blk.0.attn_q_norm.weight" in file:
-        raise file.error("attn_q_norm", "no norms of heads", "blk.0.attn_q_norm.weight")
+    config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in file
 
 
-GGUF = GgufFamily("stablelm", _complete_gguf, GGUF_NAMES, rope="partial")
+HEAD_NORMS = {f"attn_{x}_norm": f"self_attn.{x}_norm.norms.{{}}" for x in "qk"}
+GGUF = GgufFamily("stablelm", _complete_gguf, {**GGUF_NAMES, **HEAD_NORMS}, rope="partial")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.relax.frontend import nn
 
@@ -14,12 +14,20 @@ from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder_layer import PRE_NORM, DecoderLayer, LayerForm
 from mlcpipe.nn.rope import Rope, no_rope
 
+
+class Mixer(NamedTuple):
+    """A block that mixes tokens otherwise than attention: its attribute in a layer, and the module."""
+
+    name: str
+    block: nn.Module
+
+
 _OF_MODEL = ("head_bias", "embedding_norm", "positions")
 
 
 def decoder(
     base: BaseConfig,
-    attentions: Sequence[AttentionSpec],
+    mixers: Sequence[AttentionSpec | Mixer],
     mlp: Callable[[int], nn.Module] | None = None,
     *,
     form: LayerForm | Sequence[LayerForm] = PRE_NORM,
@@ -29,7 +37,7 @@ def decoder(
     rotated: Sequence[bool] | None = None,
     **options: Any,
 ) -> CausalLM:
-    """A model of layers that attend.
+    """A model of layers that attend, or mix tokens otherwise.
 
     `mlp(i)` makes the MLP of layer i, by default all are `base.mlp()`. `form` is that of all layers or of each. `scale`
     multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the one of layer i;
@@ -44,9 +52,10 @@ def decoder(
         ropes = [*ropes, no_rope(base.head_dim)]
     forms = [form] * count if isinstance(form, LayerForm) else list(form)
     mlps = [base.mlp() if mlp is None else mlp(i) for i in range(count)]
+    blocks = [one if isinstance(one, Mixer) else Mixer("self_attn", Attention(one, i)) for i, one in enumerate(mixers)]
     layers = [
-        DecoderLayer(Attention(spec, i), mlps[i], base.hidden_size, base.norm, forms[i], scale)
-        for i, spec in enumerate(attentions)
+        DecoderLayer(block, mlps[i], base.hidden_size, base.norm, forms[i], scale, mixer_name=name)
+        for i, (name, block) in enumerate(blocks)
     ]
     of_model = {name: options.pop(name) for name in _OF_MODEL if name in options}
     return CausalLM(base.facts(ropes, of, **options), layers, base.norm, **of_model)

@@ -61,7 +61,11 @@ class GgufFamily:
     """A `model_type` as the architecture `arch`, or one of those of `also`, which differ outside the text model.
 
     complete     adds fields to config.json, which has those of all families and `rope_scaling`
-    names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share
+    names        llama.cpp's tensor name -> Hugging Face's, both without the prefix that all families share; in one with
+                 "{}" each row of the tensor has its number there
+    names_of     names that depend on the file, in place of `names`
+    numbers      key of metadata, without the architecture, that has a number of each layer -> the tensor that
+                 Hugging Face has for it, or the value that it must have
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
     rope         "full" rotates whole heads, "partial" a part of each, scaled as the file says; "longrope" has tensors
@@ -83,6 +87,8 @@ class GgufFamily:
     norm_offset: float = 0.0
     some_attend: bool = False
     also: tuple[str, ...] = ()
+    names_of: Callable[[GgufFile], Mapping[str, str]] | None = None
+    numbers: Mapping[str, str | float] = field(default_factory=dict)
 
 
 def read_experts(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "softmax") -> None:

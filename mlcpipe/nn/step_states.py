@@ -73,6 +73,20 @@ class StepStates:
             attended = op.tensor_ir_inplace_op(functions["rotate_out"], "rotate_out", [attended], 0, out)
         return op.reshape(attended, (m, of.num_heads * of.head_dim))
 
+    def update(
+        self, name: str, func: tirx.PrimFunc, kernel: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Call func(inputs..., step, state, outputs...), which changes the named state in place -> its outputs.
+
+        They have the shapes and dtypes of `outputs`.
+        """
+        own = self.place(name)
+        made = [Tensor.placeholder(one.shape, one.dtype) for one in (self.tensors[own], *outputs)]
+        arguments, places = [*inputs, self.step, self.tensors[own]], [len(inputs) + 1, *(-1 for _ in outputs)]
+        found: list[Tensor]
+        self.tensors[own], *found = op.tensor_ir_inplace_op(func, kernel, arguments, places, made)
+        return found
+
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] of this forward's tokens in their sequences."""
         return self._of_rows(layout.POSITION, rows, "positions")

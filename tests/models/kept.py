@@ -30,6 +30,8 @@ SLOTS = (("lfm2", "Q4_0"),)  # not for browsers
 MIXED = (("mixtral", "Q4_K+Q3_K"), ("qwen3_moe", "Q8_0+F16"), ("gpt_oss", "MXFP4+Q4_0"))
 # What GGUF stores; the rest of a family's variants it cannot tell.
 FIELDS: dict[str, dict[str, Any]] = {
+    "bitnet": {"tie_word_embeddings": True},
+    "cohere2_moe": {"mlp_layer_types": ["dense", "sparse", "sparse"], "prefix_dense_intermediate_size": 48},
     "falcon": {"num_kv_heads": 1},
     "qwen3_moe": {"norm_topk_prob": True},
     "gemma2": {"query_pre_attn_scalar": 16},

@@ -17,8 +17,9 @@ gguf = pytest.importorskip("gguf", reason="the files are written by the gguf pac
 
 import mlcpipe
 from mlcpipe.bundle import read_manifest
-from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.checkpoint.gguf.families import renamed
+from mlcpipe.checkpoint import TensorInfo, open_checkpoint
+from mlcpipe.checkpoint.gguf.families import numbers_of_layers, renamed
+from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model, gguf_families
@@ -33,9 +34,11 @@ from tests.unit.checkpoint.gguf_files import write_gguf
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 BLOCK = "model.layers.0.block_sparse_moe.experts"
 _OTHERS = {
+    "falcon": ("new",),
     "llama": ("llama3_tied", "linear_bias", "yarn"),
     "phi3": ("longrope", "longrope_partial", "partial_window"),
     "qwen3": ("tied",),
+    "stablelm": ("parallel",),
     "starcoder2": ("window",),
     "mixtral": ("window",),
 }
@@ -65,7 +68,8 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
     found = open_checkpoint(write_gguf(source, tmp_path / "model.gguf"))
     assert facts_of(found.config) == facts_of(source.config)
     tied = bool(source.config.get("tie_word_embeddings"))
-    expected = [name for name in source.tensors if not (tied and name == "lm_head.weight")]
+    unused = ("act_fn.beta", "act_fn.eps", *(["lm_head.weight"] if tied else []))
+    expected = [name for name in source.tensors if not name.endswith(unused)]
     assert list(found.tensors) == expected
     for name in expected:
         # Norms that are stored with 1 added are rounded.
@@ -87,8 +91,9 @@ def test_gate_and_up_of_experts_in_one_tensor(tmp_path: Path) -> None:
         list(renamed({odd.name: odd}, gguf_families()["mixtral"], one.config))
 
 
-def test_q_k_and_v_in_one_tensor(tmp_path: Path) -> None:
-    source = open_checkpoint(tiny.write_tiny(tiny.TinyCase("phi", "default"), tmp_path / "source", seed=kept.SEED))
+@pytest.mark.parametrize("model_type", ["phi", "glm"])
+def test_q_k_and_v_in_one_tensor(model_type: str, tmp_path: Path) -> None:
+    source = open_checkpoint(tiny.write_tiny(tiny.TinyCase(model_type, "default"), tmp_path / "source", seed=kept.SEED))
     files = [write_gguf(source, tmp_path / f"{joined}.gguf", Q8_0, joined=joined) for joined in (True, False)]
     found, expected = map(open_checkpoint, files)
     assert list(found.tensors) == list(expected.tensors)
@@ -160,3 +165,26 @@ def test_logits_are_those_of_the_dequantized_checkpoint(model_type: str, tmp_pat
         logits.append(mlcpipe.Engine(bundle).logits(tokens))
     # The same weights and kernels; Gemma's norms alone are rounded.
     np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-4 if model_type == "gemma2" else 0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"beta": [0.5, 0.25]}, "xielu.beta in m.gguf; expected 0.5 in all layers; found 0.25"),
+        ({"alpha_n": [0.1, float("nan")]}, "xielu.alpha_n in m.gguf; expected finite numbers"),
+        ({"alpha_p": [0.1]}, "xielu.alpha_p in m.gguf; expected an array of 2 numbers"),
+    ],
+)
+def test_numbers_of_layers_that_are_refused(numbers: dict[str, list[float]], message: str, tmp_path: Path) -> None:
+    usual = {"alpha_n": [0.1, 0.2], "alpha_p": [0.1, 0.2], "beta": [0.5] * 2, "eps": [-1e-6] * 2}
+    values = {f"xielu.{key}": np.array(one, np.float32) for key, one in {**usual, **numbers}.items()}
+    config = {"num_hidden_layers": 2}
+    with pytest.raises(ConfigError, match=message):
+        list(numbers_of_layers(Metadata(values, "m.gguf"), gguf_families()["apertus"], config, tmp_path))
+
+
+def test_norms_of_heads_are_the_rows_of_a_matrix(tmp_path: Path) -> None:
+    odd = TensorInfo("blk.0.attn_q_norm.weight", (16,), "float32", tmp_path, 0, 64)
+    config = {"model_type": "stablelm", "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
+    with pytest.raises(ConfigError, match=r"attn_q_norm.*at most 4096 rows.*found \[16\]"):
+        list(renamed({odd.name: odd}, gguf_families()["stablelm"], config))

@@ -18,12 +18,12 @@ _POSSESSIVE = (
 QWEN = CL100K.replace("{1,3}", "")
 QWEN35 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_O200K = (
+O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_NEMO = _O200K.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+_NEMO = O200K.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -132,7 +132,7 @@ PIPELINES: dict[str, Callable[[], Tokenizer]] = {
     "phi3": lambda: _sentence_piece(_LLAMA2, strip=True, bos=False),
     "olmo2": lambda: _byte_level(bytes_after(split(CL100K)), bos=True),
     "qwen3.5": lambda: _byte_level(bytes_after(split(QWEN35)), normalizers.NFC()),
-    "o200k": lambda: _byte_level(bytes_after(split(_O200K, "removed", True))),
+    "o200k": lambda: _byte_level(bytes_after(split(O200K, "removed", True))),
     "gpt2": lambda: _byte_level(bytes_after(use_regex=True)),
     "gpt2-prefix": lambda: _byte_level(bytes_after(use_regex=True, prefix=True)),
     "possessive": lambda: _byte_level(bytes_after(split(_POSSESSIVE))),

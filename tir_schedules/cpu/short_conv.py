@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.conv_shape import ConvShape, Inputs
-from tir_schedules.cpu.vectors import Registers, load, splat, store, value
+from tir_schedules.cpu.vectors import Registers, lanes_of, load, splat, store, value
 
 _SERIAL = 32768  # numbers; waking threads for fewer costs more than the work
 
@@ -19,14 +19,14 @@ def short_conv(shape: ConvShape) -> tirx.PrimFunc:
     """The kernel that `ConvShape` describes."""
     lanes = next(n for n in (16, 8, 4, 2, 1) if shape.channels % n == 0)
 
-    def body(inputs: Inputs, weight: Buffer, y: Buffer, m: Expr) -> None:
-        _each(m, shape, partial(_convolve, inputs, weight, y, lanes))
+    def body(inputs: Inputs, y: Buffer, m: Expr) -> None:
+        _each(m, shape, partial(_convolve, inputs, y, lanes))
         _each(I.cast(inputs.step.sequences, "int64"), shape, partial(_keep, inputs, lanes))
 
     return shape.function(body)
 
 
-def _convolve(inputs: Inputs, weight: Buffer, y: Buffer, lanes: int, row: Expr) -> None:
+def _convolve(inputs: Inputs, y: Buffer, lanes: int, row: Expr) -> None:
     """A row of y."""
     shape, step, total = inputs.shape, inputs.step, Registers(1, lanes)
     s = value(step.sequence(row))
@@ -35,9 +35,11 @@ def _convolve(inputs: Inputs, weight: Buffer, y: Buffer, lanes: int, row: Expr) 
         total[0] = splat(0.0, lanes)
         for tap in range(shape.taps):
             at = vector * (lanes * shape.taps) + tap
-            factor = weight[at if lanes == 1 else I.ramp(at, shape.taps, lanes)]
+            factor = inputs.weight[at if lanes == 1 else I.ramp(at, shape.taps, lanes)]
             total[0] = total[0] + factor * _input(inputs, row - shape.kept + tap, vector, begin, slot, lanes)
-        store(y, (row, vector * lanes), total[0], lanes)
+        if inputs.bias is not None:
+            total[0] = total[0] + load(inputs.bias, vector * lanes, lanes)
+        store(y, (row, vector * lanes), I.cast(shape.finished(total[0]), lanes_of(shape.dtype, lanes)), lanes)
 
 
 def _keep(inputs: Inputs, lanes: int, s: Expr) -> None:

@@ -14,14 +14,14 @@ from tir_schedules.gpu.kernel import keep, local, pin
 def short_conv(shape: ConvShape) -> tirx.PrimFunc:
     """The kernels that `ConvShape` describes."""
 
-    def body(inputs: Inputs, weight: Buffer, y: Buffer, m: Expr) -> None:
-        for_each(m * shape.channels, lambda i: _convolve(inputs, weight, y, i))
+    def body(inputs: Inputs, y: Buffer, m: Expr) -> None:
+        for_each(m * shape.channels, lambda i: _convolve(inputs, y, i))
         for_each(m * shape.channels, lambda i: _keep(inputs, i))
 
     return shape.function(body)
 
 
-def _convolve(inputs: Inputs, weight: Buffer, y: Buffer, i: Expr) -> None:
+def _convolve(inputs: Inputs, y: Buffer, i: Expr) -> None:
     """The i-th number of y."""
     shape, step, total = inputs.shape, inputs.step, local(1)
     row, channel = keep(i // shape.channels), keep(i % shape.channels)
@@ -30,8 +30,10 @@ def _convolve(inputs: Inputs, weight: Buffer, y: Buffer, i: Expr) -> None:
     put(total, 0, I.float32(0))
     for tap in range(shape.taps):
         number = inputs.at(row - shape.kept + tap, channel, begin, slot, _load, I.float32(0))
-        add(total, 0, weight[channel * shape.taps + tap] * number)
-    put(y, (row, channel), total[0])
+        add(total, 0, inputs.weight[channel * shape.taps + tap] * number)
+    if inputs.bias is not None:
+        add(total, 0, inputs.bias[channel])
+    put(y, (row, channel), shape.finished(total[0]))
 
 
 def _keep(inputs: Inputs, i: Expr) -> None:

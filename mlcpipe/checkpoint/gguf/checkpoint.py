@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from mlcpipe.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, printable_name
 from mlcpipe.checkpoint.content_hash import hash_files
 from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
-from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, renamed
+from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, numbers_of_layers, renamed
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.native_formats import PARTS
 from mlcpipe.checkpoint.gguf.shards import read_shards
@@ -74,6 +75,8 @@ class GgufCheckpoint(Checkpoint):
     def read(self, name: str) -> NDArray[np.float32]:
         """Tensor `name` as a new float32 array, dequantized exactly, checked to be finite."""
         tensor = self.info(name)
+        if isinstance(tensor, GgufTensor) and tensor.value is not None:
+            return np.array([tensor.value], np.float32)
         values = read_chunks(tensor, chunks) if tensor.dtype in FORMATS else read_float32(tensor)
         if not isinstance(tensor, GgufTensor):
             return values
@@ -112,7 +115,8 @@ def open_gguf(path: Path) -> GgufCheckpoint:
     by_name = {tensor.name: tensor for tensor in header.tensors}
     family, config = family_of(header.metadata, by_name)
     tensors: dict[str, GgufTensor] = {}
-    for tensor in renamed(by_name, family, config):
+    stored = numbers_of_layers(header.metadata, family, config, path)
+    for tensor in chain(renamed(by_name, family, config), stored):
         if tensors.setdefault(tensor.name, tensor) is not tensor:
             raise CheckpointError(f"tensor {shown(tensor.name)} is stored twice", where=shown_path(path))
     config["bos_token_id"] = token_id(header.metadata, "bos")

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.gguf import GgufFamily
+from mlcpipe.nn.gguf import MAX_EXPERTS, GgufFamily
 from mlcpipe.support.json_files import shown
 
 Tensors = Mapping[str, TensorInfo]
@@ -61,12 +62,14 @@ class GgufTensor(TensorInfo):
     """A tensor under its name in Hugging Face's layout.
 
     `heads` > 0: rows are in interleaved order within each head; with `kv_heads` > 0 they are those of q, then of k,
-    then of v, and Hugging Face has them by KV head. `add` is added to the values as stored.
+    then of v, and Hugging Face has them by KV head. `add` is added to the values as stored. `value`: the one number of
+    a tensor that the metadata hold.
     """
 
     heads: int = 0
     add: float = 0.0
     kv_heads: int = 0
+    value: float | None = None
 
     def in_order(self, stored: NDArray[Any]) -> NDArray[Any]:
         """Rows [n, ...] as stored -> the same in Hugging Face's order."""
@@ -159,7 +162,19 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
         if not isinstance(value, (bool, int, float)) or value not in neutral:
             raise file.error(key, f"{neutral[0]}, or no such key", shown(value))
     _check_vocabulary(metadata, config["vocab_size"])
-    return family, config
+    return family if family.names_of is None else replace(family, names=family.names_of(file)), config
+
+
+def numbers_of_layers(metadata: Metadata, family: GgufFamily, config: Config, path: Path) -> Iterator[GgufTensor]:
+    """The tensors of one number whose values are in the metadata. Raises ConfigError for others than there must be."""
+    for key, name in family.numbers.items():
+        for layer, value in enumerate(metadata.numbers(key, config["num_hidden_layers"]).tolist()):
+            if not isinstance(value, float) or not math.isfinite(value):
+                raise metadata.error(key, "finite numbers", shown(value))
+            if isinstance(name, str):
+                yield GgufTensor(f"model.layers.{layer}.{name}", (1,), "float32", path, 0, 4, value=value)
+            elif not math.isclose(value, name, rel_tol=1e-6):
+                raise metadata.error(key, f"{name:g} in all layers", value)
 
 
 def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[GgufTensor]:
@@ -197,6 +212,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         elif part == "attn_qkv" and part not in family.names and "attn_q" in family.names and not family.interleaved:
             for one, rows in _apart(tensor, heads["attn_q"], heads["attn_k"]):
                 yield _as(rows, published(f"model.layers.{layer}.{family.names[one]}.{suffix}"))
+        elif "{}" in family.names.get(part, ""):
+            yield from _single_rows(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"))
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
             add = -family.norm_offset if part.endswith("norm") and suffix == "weight" else 0.0
@@ -223,6 +240,15 @@ def _apart(tensor: TensorInfo, heads: int, kv_heads: int) -> Iterator[tuple[str,
         shape, nbytes = (count, *tensor.shape[1:]), count * row
         yield name, replace(tensor, shape=shape, offset=tensor.offset + begin, nbytes=nbytes)
         begin += nbytes
+
+
+def _single_rows(tensor: TensorInfo, pattern: str) -> Iterator[GgufTensor]:
+    """Each row of a matrix, as a vector. Raises ConfigError for another tensor."""
+    if len(tensor.shape) != 2 or tensor.shape[0] > MAX_EXPERTS:
+        expected = f"at most {MAX_EXPERTS} rows, one for each head"
+        raise ConfigError(f"tensor {shown(tensor.name)}", expected=expected, found=list(tensor.shape))
+    for i in range(tensor.shape[0]):
+        yield _as(replace(rows_of(tensor, i, tensor.shape[0]), shape=tensor.shape[1:]), pattern.format(i))
 
 
 def _grouped(tensor: GgufTensor, heads: int, kv_heads: int) -> GgufTensor:

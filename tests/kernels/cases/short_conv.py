@@ -56,8 +56,9 @@ class Expected(NamedTuple):
     state: Array
 
 
-def convolved(shape: ConvShape, parts: list[Part], x: Array, weight: Array, state: Array) -> Expected:
+def convolved(shape: ConvShape, parts: list[Part], x: Array, weight: Array, *others: Array) -> Expected:
     """What a step leaves."""
+    *bias, state = others
     after, outputs, sizes, begin = state.copy(), [], [], 0
     slots = state.reshape(SLOTS, shape.kept, shape.channels)
     for part in parts:
@@ -69,20 +70,25 @@ def convolved(shape: ConvShape, parts: list[Part], x: Array, weight: Array, stat
         if part.write >= 0:
             after[part.write] = inputs[part.rows :].ravel()
         begin += part.rows
-    return Expected(np.concatenate(outputs), np.concatenate(sizes), after)
+    y, size = np.concatenate(outputs), np.concatenate(sizes)
+    y, size = y + sum(bias), size + np.abs(sum(bias))
+    return Expected(y / (1 + np.exp(-y)) if shape.activation else y, size, after)
 
 
-def numbers_of(shape: ConvShape, parts: list[Part]) -> tuple[Array, Array, Array]:
-    """x, weight, state."""
+def numbers_of(shape: ConvShape, parts: list[Part]) -> list[Array]:
+    """x, weight, the bias if there is one, state."""
     rng = np.random.default_rng([shape.channels, shape.taps, len(parts)])
-    sizes = (sum(part.rows for part in parts), shape.channels), (shape.channels, shape.taps)
-    x, weight = (rng.standard_normal(size).astype(np.float32) for size in sizes)
-    return x.astype(shape.dtype), weight, rng.standard_normal((SLOTS, shape.kept * shape.channels)).astype(np.float32)
+    sizes = [(sum(part.rows for part in parts), shape.channels), (shape.channels, shape.taps)]
+    biases = [(shape.channels,)] if shape.bias else []
+    sizes = [*sizes, *biases, (SLOTS, shape.kept * shape.channels)]
+    x, *others = (rng.standard_normal(size).astype(np.float32) for size in sizes)
+    return [x.astype(shape.dtype), *others]
 
 
 def conv_call(shape: ConvShape, parts: list[Part]) -> Call:
-    """x, weight, step, state, y -> the state in place, and y."""
-    x, weight, state = numbers_of(shape, parts)
-    y, size, after = convolved(shape, parts, x, weight, state)
-    bound = shape.taps * EPS * size + (2.0**-11 * np.abs(y) if shape.dtype == "float16" else 0)
-    return Call((x, weight, step_of(parts), state, unwritten(x.shape, shape.dtype)), {3: (after, 0), 4: (y, bound)})
+    """x, weight, the bias if there is one, step, state, y -> the state in place, and y."""
+    *inputs, state = numbers_of(shape, parts)
+    y, size, after = convolved(shape, parts, *inputs, state)
+    bound = (shape.taps + 4 * shape.bias) * EPS * size + (2.0**-11 * np.abs(y) if shape.dtype == "float16" else 0)
+    out, at = unwritten(inputs[0].shape, shape.dtype), len(inputs) + 1
+    return Call((*inputs, step_of(parts), state, out), {at: (after, 0), at + 1: (y, bound)})

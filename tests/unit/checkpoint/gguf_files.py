@@ -72,8 +72,8 @@ def write_gguf(
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
     config, family = with_usual_names(source.config), gguf_families()[source.config["model_type"]]
-    architecture = ARCHITECTURES[family.arch]
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
+    architecture = ARCHITECTURES.get(family.arch, gguf.MODEL_ARCH.DEEPSEEK2)  # tensors of one that the package lacks
+    writer = gguf.GGUFWriter(path, family.arch, **split)  # type: ignore[arg-type]
     drafts = config.get("num_nextn_predict_layers", 0)
     for i in range(drafts):
         writer.add_tensor(f"blk.{config['num_hidden_layers'] + i}.nextn.enorm.weight", np.ones(4, np.float32))
@@ -83,6 +83,9 @@ def write_gguf(
         _add_byte_level(writer, source.path, pre)
     else:
         add_vocabulary(writer, config["vocab_size"])
+    for key in ("alpha_n", "alpha_p", "beta", "eps"):  # of xIELU
+        if numbers := [source.read(name).ravel() for name in source.tensors if name.endswith(f"act_fn.{key}")]:
+            writer.add_array(f"xielu.{key}", np.concatenate(numbers).tolist())
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in _joined(_stacked(source, family)) if joined else _stacked(source, family):
         both = (name, name.removeprefix("transformer."))  # the conversion of BLOOM leaves the prefix out
@@ -185,7 +188,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     writer.add_block_count(config["num_hidden_layers"] + drafts)
     if drafts:
         writer.add_nextn_predict_layers(drafts)
-    writer.add_feed_forward_length(config["intermediate_size"] if gate is None else gate.shape[0])
+    width = config.get("prefix_dense_intermediate_size") or config["intermediate_size"]
+    writer.add_feed_forward_length(width if gate is None else gate.shape[0])
     writer.add_head_count(heads)
     kv_heads, types = config.get("num_key_value_heads", heads), config.get("layer_types") or ()
     writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
@@ -204,9 +208,12 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
         if kind not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    if kind in ("glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe"):
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if "routed_scaling_factor" in config:
+    score = "sigmoid" if kind in ("glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe") else ""
+    if score := config.get("expert_selection_fn", score):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType[score.upper()])
+    if kind == "cohere2_moe":
+        writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+    if "routed_scaling_factor" in config or kind == "cohere2_moe":
         writer.add_expert_weights_norm(config["norm_topk_prob"])
     if kind in (
         "gemma2",
@@ -216,13 +223,14 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         "mixtral",
         "gpt_oss",
         "cohere2",
+        "cohere2_moe",
         "exaone4",
         "olmo3",
         "starcoder2",
         "afmoe",
     ):
         writer.add_sliding_window(config.get("sliding_window") or 0)
-    if kind in ("exaone4", "olmo3"):
+    if kind in ("exaone4", "olmo3", "cohere2_moe"):
         writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
@@ -331,6 +339,13 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
                     stacked,
                 )
             continue
+        if ".norms." in name:  # of each head
+            if ".norms.0." in name:
+                parts_of = [one for one in source.tensors if one.startswith(name.rpartition("0.")[0])]
+                yield name.replace(".norms.0", ""), np.stack([source.read(one) for one in sorted(parts_of, key=len)])
+            continue
+        if ".act_fn." in name:
+            continue
         values = source.read(name)
         if family.interleaved and parts[-2] in heads:
             halves = values.reshape(heads[parts[-2]], 2, -1, *values.shape[1:])
@@ -344,6 +359,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
+        name = name.replace("mlp.ffn_sub_norm", "mlp.ffn_layernorm").replace("attn_sub_norm", "inner_attn_ln")
         if kind.startswith("granite"):
             name = name.replace(".shared_mlp.", ".mlp.shared_expert.")
         name = name.replace("correction_bias", "correction.bias").replace("expert_bias", "expert_bias.bias")

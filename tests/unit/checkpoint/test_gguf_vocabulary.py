@@ -16,7 +16,7 @@ from mlcpipe.checkpoint.gguf.pre_tokenizers import PIPELINES as KNOWN
 from mlcpipe.checkpoint.gguf.vocabulary import SETTINGS, TOKENIZER, tokenizer_files
 from mlcpipe.errors import ConfigError, MlcpipeError, TokenizerError
 from mlcpipe.runtime.text import tokenizer as text_tokenizer
-from tests.native.pipelines import PIPELINES
+from tests.native.pipelines import CL100K, O200K, PIPELINES, QWEN, bytes_after, split
 from tests.native.texts import texts
 from tests.unit.text.conftest import LINES
 
@@ -25,6 +25,27 @@ PRE = {
     "llama3": "llama-bpe", "olmo2": "dbrx", "mistral-nemo": "tekken", "qwen2": "qwen2", "qwen3.5": "qwen35", "o200k": "gpt-4o",
     "gpt2": "gpt-2", "starcoder": "starcoder", "deepseek3": "deepseek-v3", "falcon": "falcon",
 }  # fmt: skip
+# Patterns of published tokenizer.json files by `tokenizer.ggml.pre`, isolated one after the other.
+PATTERNS = {
+    "bailingmoe2": [
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+    ],
+    "bloom": [r" ?[^(\s|[.,!?…。，、।۔،])]+"],
+    "cohere2moe": [r"\d{1,3}(?=(?:\d{3})*\b)", O200K],
+    "exaone-moe": [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+    ],
+    "jais-2": [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)"
+        r"|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
+    ],
+    "laguna": [r"[^\n]+|[\n]+", QWEN],
+    "minicpm5": [r"\p{N}{1,3}", CL100K.replace("{1,3}", "+")],
+    "seed-coder": [QWEN.replace(r"|\p{N}|", r"|\p{N}{1}|").replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")],
+    "superbpe": [r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
+}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
@@ -316,6 +337,13 @@ def test_token_twice_is_refused() -> None:
     tokens[-1] = tokens[5]
     with pytest.raises(TokenizerError, match="a token is listed twice"):
         tokenizer_files(metadata)
+
+
+@pytest.mark.parametrize("pre", PATTERNS)
+def test_words_are_those_of_published_patterns(pre: str) -> None:
+    published, found = bytes_after(*map(split, PATTERNS[pre])), KNOWN[pre].pre_tokenizer()
+    for text in [*LINES, "12½3456½789 1234567", " " * 700 + "x", *texts(300, LINES, seed=4)]:
+        assert found.pre_tokenize_str(text) == published.pre_tokenize_str(text), text
 
 
 def test_every_pipeline_makes_a_tokenizer() -> None:

@@ -18,7 +18,7 @@ SHAPES = (
     ConvShape(64, 3, "float32"),
     ConvShape(2048, 3, "float32"),
     ConvShape(5, 7, "float32"),
-    ConvShape(24, 2, "float32"),
+    ConvShape(24, 2, "float32", bias=True, activation="silu"),
 )
 
 

@@ -37,6 +37,6 @@ class ShortConv:
 
 
 CASES = {
-    "short convolution": ShortConv(ConvShape(64, 3, "float32")),
+    "short convolution": ShortConv(ConvShape(64, 3, "float32", bias=True, activation="silu")),
     "short convolution of 7 taps in float16": ShortConv(ConvShape(100, 7, "float16")),
 }

@@ -35,22 +35,32 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return decoder(base, specs, mlp, ropes=[base.rope(partial=0.5)])
 
 
-def grouped_routing(fields: Fields, experts: int, chosen: int, *, normalize: bool) -> Routing:
-    """DeepSeek-V3's router (Liu et al. 2024). Raises ConfigError for groups that do not hold the chosen experts."""
-    groups = fields.integer("n_group", 1, high=experts)
-    top = fields.integer("topk_group", 1, high=groups)
-    if experts % groups or (groups > 1 and experts < 2 * groups) or chosen > top * (experts // groups):
+def grouped_routing(
+    fields: Fields, experts: int, chosen: int, *, normalize: bool, groups: tuple[int, int] = (1, 1)
+) -> Routing:
+    """DeepSeek-V3's router (Liu et al. 2024). Raises ConfigError for groups that do not hold the chosen experts.
+
+    `groups` are the family's defaults: of groups, and of those that are chosen.
+    """
+    count = fields.integer("n_group", groups[0], high=experts)
+    top = fields.integer("topk_group", groups[1], high=count)
+    if experts % count or (count > 1 and experts < 2 * count) or chosen > top * (experts // count):
         expected = f"equal groups of {experts} experts with {chosen} in {top}"
-        raise ConfigError("field n_group", where=fields.where, expected=expected, found=groups)
+        raise ConfigError("field n_group", where=fields.where, expected=expected, found=count)
     return Routing(
         experts, chosen, "sigmoid", normalize=fields.flag("norm_topk_prob", normalize), epsilon=1e-20,
-        scale=fields.number("routed_scaling_factor", 1.0), bias=True, groups=groups, top_groups=top,
+        scale=fields.number("routed_scaling_factor", 1.0), bias=True, groups=count, top_groups=top,
     )  # fmt: skip
 
 
-def sparse_after(base: BaseConfig, routing: Routing, *, dense: int, shared: int) -> Callable[[int], nn.Module]:
-    """The MLP of each layer: `first_k_dense_replace` dense ones, by default `dense`, then mixtures."""
-    width = base.fields.integer("moe_intermediate_size", 1408)
+def sparse_after(
+    base: BaseConfig, routing: Routing, *, dense: int, shared: int, width: int = 1408
+) -> Callable[[int], nn.Module]:
+    """The MLP of each layer: `first_k_dense_replace` dense ones, by default `dense`, then mixtures.
+
+    `width`: by default of an expert; `shared` as many widths as the one has that all tokens use.
+    """
+    width = base.fields.integer("moe_intermediate_size", width)
     first = base.fields.integer("first_k_dense_replace", dense, low=0)
 
     def mlp(i: int) -> nn.Module:

@@ -76,7 +76,7 @@ class Attention(AttentionBlock):
         if spec.norm in ("head", "each"):
             q, k = self.q_norm(q), self.k_norm(k)
         if spec.growth:
-            q = _grown(q, kv.positions(m), *spec.growth)
+            q = grown(q, kv.positions(m), *spec.growth)
         if spec.slopes:
             q, k, v = with_slopes(q, k, v, kv.positions(m), spec.slopes, spec.score_scale)
         func = definitions.apply_rope(
@@ -156,7 +156,7 @@ def _clipped(x: Tensor, bound: float) -> Tensor:
     return op.maximum(op.minimum(x, high), low)
 
 
-def _grown(q: Tensor, positions: Tensor, beta: float, length: int) -> Tensor:
+def grown(q: Tensor, positions: Tensor, beta: float, length: int) -> Tensor:
     """q [m, heads, D] times 1 + beta * log(1 + floor(position / length))."""
 
     def product(x: te.Tensor, at: te.Tensor) -> te.Tensor:

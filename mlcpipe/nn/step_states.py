@@ -47,8 +47,9 @@ class StepStates:
         return next(index for index, state in enumerate(self._table) if state.name == name)
 
     def attend(self, layer: int, of: AttentionSpec, qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Store k and v of qkv [m, heads + 2 kv_heads, D] in the layer's pages and attend: -> [m, heads * D].
+        """Store k and v of qkv [m, heads + 2 kv_heads, D] in the layer's pages and attend: -> [m, heads * v_dim].
 
+        Rows of v are padded to D; if it is `latent`, there are none.
         `sinks` are f32[heads] if `of` says that heads have them.
         """
         own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and layer in state.layers)
@@ -62,7 +63,7 @@ class StepStates:
         )
         self.tensors[own] = pages
         name = "attend_many" if self._prefill_rows else "attend_few"
-        out = Tensor.placeholder((m, of.num_heads, of.head_dim), qkv.dtype)
+        out = Tensor.placeholder((m, of.num_heads, of.v_dim), qkv.dtype)
         workspace = () if self._prefill_rows else shape.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
         attended = op.tensor_ir_op(
@@ -71,7 +72,7 @@ class StepStates:
         attended = attended if isinstance(attended, Tensor) else attended[0]
         if "rotate_out" in functions:
             attended = op.tensor_ir_inplace_op(functions["rotate_out"], "rotate_out", [attended], 0, out)
-        return op.reshape(attended, (m, of.num_heads * of.head_dim))
+        return op.reshape(attended, (m, of.num_heads * of.v_dim))
 
     def update(
         self, name: str, func: tirx.PrimFunc, kernel: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]

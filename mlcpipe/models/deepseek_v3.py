@@ -1,0 +1,64 @@
+"""DeepSeek V3 (DeepSeek 2024): latent attention, and experts chosen by biased sigmoids, beside ones that all use.
+
+Models: DeepSeek V3, V3.1 and R1; Kimi K2; Moonlight 16B-A3B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlcpipe.models.glm4_moe import NAMES, grouped_routing, sparse_after
+from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import Fields, rope_table
+from mlcpipe.nn.decoder import Mixer, decoder
+from mlcpipe.nn.latent_attention import LatentAttention, LatentSpec
+from mlcpipe.nn.moe import expert_counts
+from mlcpipe.nn.rope import yarn_attention
+
+__all__ = ["NAMES", "build"]
+
+DEFAULTS = Defaults(positions=4096)
+ROUTER: Mapping[str, list[Any]] = {
+    "scoring_func": [None, "sigmoid"], "topk_method": [None, "noaux_tc"], "moe_layer_freq": [None, 1],
+}  # fmt: skip
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a DeepSeek-V3 config.json. Raises ConfigError for unsupported fields."""
+    base = read_latent(config, DEFAULTS, **ROUTER)
+    fields = base.fields
+    mixers = latent_mixers(base, kv_rank=512, q_rank=1536, nope=128, value=128)
+    routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True, groups=(8, 4))
+    shared = fields.integer("n_shared_experts", 1, low=0)
+    return decoder(base, mixers, sparse_after(base, routing, dense=3, shared=shared, width=2048))
+
+
+def read_latent(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence[Any]) -> BaseConfig:
+    """The shared fields; `head_dim` is that of the rotated part of heads. Raises ConfigError."""
+    neutral = {"mlp_bias": [None, False], "sliding_window": [None], "index_topk": [None]} | neutral
+    base = read_base(config, defaults, **neutral)
+    base.fields.refuse(num_key_value_heads=[None, base.num_heads])
+    return replace(base, head_dim=base.fields.integer("qk_rope_head_dim", 64, low=2, high=1024))
+
+
+def latent_mixers(
+    base: BaseConfig, *, kv_rank: int, q_rank: int, nope: int, value: int, interleaved: bool = True,
+    growth: tuple[float, int] | None = None,
+) -> list[Mixer]:  # fmt: skip
+    """The attention of all layers; the sizes are the family's defaults. Raises ConfigError."""
+    fields = base.fields
+    table = Fields(rope_table(fields), "config.json rope_parameters")
+    nope = fields.integer("qk_nope_head_dim", nope, high=1024)
+    scale = (nope + base.head_dim) ** -0.5
+    grown = table.number("mscale_all_dim", 0.0, low=0.0)
+    if grown and table.get("rope_type", table.get("type", "default")) != "default":
+        scale *= yarn_attention(table.number("factor", low=1e-6), grown) ** 2
+    spec = LatentSpec(
+        base.hidden_size, base.num_heads, nope, base.head_dim, fields.integer("v_head_dim", value, high=1024),
+        fields.integer("kv_lora_rank", kv_rank), fields.optional_integer("q_lora_rank", q_rank), scale,
+        fields.flag("attention_bias", False), interleaved and fields.flag("rope_interleave", True), growth,
+    )  # fmt: skip
+    return [Mixer("self_attn", LatentAttention(spec, i)) for i in range(base.num_layers)]

@@ -30,12 +30,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 
 from mlcpipe.models import model_types
 from tests.models.legacy import hub_config
@@ -179,9 +185,11 @@ def build_model(case: TinyCase, seed: int) -> Any:
     norm weight or so is also flipped (1 -> -1; as an offset to 1: 0 -> -2): with positive weights a tied model with
     scaled embeddings (gemma) only repeats its last token.
     """
-    auto: Any = AutoModelForCausalLM  # untyped in transformers
+    config, auto = tiny_config(case), cast(Any, AutoModelForCausalLM)  # untyped in transformers
+    if type(config) not in auto._model_mapping:
+        auto = AutoModelForImageTextToText  # where Mistral 4's text model is
     model = auto.from_config(
-        tiny_config(case), attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+        config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

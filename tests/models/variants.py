@@ -185,7 +185,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
     "minicpm3": {
         "plain": {
-            **_rope("longrope", short_factor=_SHORT[:4], long_factor=_LONG[:4], original_max_position_embeddings=32),
+            **_rope("longrope", short_factor=_SHORT[:4], long_factor=_LONG[:4], original_max_position_embeddings=96),
             "scale_depth": None,
             "scale_emb": 3,
             "dim_model_base": None,

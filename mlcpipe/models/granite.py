@@ -11,9 +11,10 @@ from typing import Any
 from tvm.relax.frontend import nn
 
 from mlcpipe.models.llama import complete_gguf as complete_llama
+from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.gguf import GgufFamily, GgufFile
 
 DEFAULTS = Defaults(positions=2048)
@@ -26,19 +27,32 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return multiplied(base, lambda i: base.mlp(bias=mlp_bias))
 
 
-def multiplied(base: BaseConfig, mlp: Callable[[int], nn.Module]) -> CausalLM:
-    """The model with these MLPs and the multipliers of its config.json."""
+def multiplied(
+    base: BaseConfig,
+    mlp: Callable[[int], nn.Module],
+    mixer: Callable[[int, AttentionSpec], AttentionSpec | Mixer] | None = None,
+    **options: Any,
+) -> CausalLM:
+    """The model with these MLPs and the multipliers of its config.json.
+
+    `mixer(i, attention)` is what layer i has in place of attention, or that; `options` are those of `decoder`.
+    """
     fields = base.fields
     bias = fields.flag("attention_bias", False)
-    scale = fields.number("residual_multiplier", 1.0)
-    attention_scale = fields.number("attention_multiplier", 1.0, low=1e-6)
+    of: dict[str, Any] = {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "scale": fields.number("attention_multiplier", 1.0, low=1e-6),
+    }
+    every = range(base.num_layers)
     return decoder(
         base,
-        base.attentions(qkv_bias=bias, o_bias=bias, scale=attention_scale),
+        base.attentions(**of) if mixer is None else [mixer(i, base.attention(**of)) for i in every],
         mlp,
-        scale=scale,
+        scale=fields.number("residual_multiplier", 1.0),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0, low=1e-6),
+        **options,
     )
 
 

@@ -15,6 +15,7 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_kinds
 from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.gguf import PRE_NORM, GgufFamily, GgufFile
 from mlcpipe.nn.names import CheckpointNames
@@ -90,14 +91,12 @@ def _mlp_width(base: BaseConfig) -> int:
 def _layer_types(base: BaseConfig) -> list[str]:
     """What each layer is, by `layer_types`, else by `full_attn_idxs`; without both all attend."""
     fields, count = base.fields, base.num_layers
-    types, attending = fields.get("layer_types"), fields.get("full_attn_idxs", list(range(count)))
-    if types is None:
-        if not isinstance(attending, list) or any(type(i) is not int for i in attending):
-            raise ConfigError("field full_attn_idxs", where=fields.where, expected="numbers of layers")
-        return [ATTENDS if i in attending else CONVOLVES for i in range(count)]
-    if not isinstance(types, list) or len(types) != count or any(kind not in [ATTENDS, CONVOLVES] for kind in types):
-        raise ConfigError("field layer_types", where=fields.where, expected=f"{count} of {ATTENDS}, {CONVOLVES}")
-    return types
+    attending = fields.get("full_attn_idxs", list(range(count)))
+    if types := layer_kinds(fields, count, {kind: kind for kind in (ATTENDS, CONVOLVES)}):
+        return types
+    if not isinstance(attending, list) or any(type(i) is not int for i in attending):
+        raise ConfigError("field full_attn_idxs", where=fields.where, expected="numbers of layers")
+    return [ATTENDS if i in attending else CONVOLVES for i in range(count)]
 
 
 def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

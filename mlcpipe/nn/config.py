@@ -215,15 +215,19 @@ def layer_windows(
 
 def _layer_types(config: Fields, layers: int) -> list[bool] | None:
     """Whether each layer slides according to `layer_types`; None if it is absent."""
-    types = config.get("layer_types")
+    return layer_kinds(config, layers, {"sliding_attention": True, "full_attention": False})
+
+
+def layer_kinds(config: Fields, layers: int, known: Mapping[str, _T], *, name: str = "layer_types") -> list[_T] | None:
+    """What `known` says of each layer's type; None if the field is absent. Raises ConfigError for another type."""
+    types = config.get(name)
     if types is None:
         return None
-    known = {"sliding_attention": True, "full_attention": False}
-    if not isinstance(types, list) or len(types) != layers or any(t not in list(known) for t in types):
+    if not isinstance(types, list) or len(types) != layers or any(kind not in list(known) for kind in types):
         raise ConfigError(
-            "field layer_types",
+            f"field {name}",
             where=config.where,
             expected=f"{layers} of {', '.join(known)}",
             found=_short(types),
         )
-    return [known[t] for t in types]
+    return [known[kind] for kind in types]

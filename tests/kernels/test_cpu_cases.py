@@ -32,6 +32,7 @@ FAST_LIBRARIES = (
     "timed-sampling",
     "adapters",
     "short_conv",
+    "ssm_scan",
 )
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
 # Of integer dot products all kernels of the best one; test_qemu.py runs some of the others.

@@ -22,6 +22,8 @@ SIZES: Mapping[str, Any] = {
     "full_attn_idxs": [1, 3],
     "block_multiple_of": 16,
 }
+# Layers of several kinds, of which one attends.
+_KINDS: Mapping[str, Mapping[str, Any]] = {"granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]}}
 FAMILIES = tuple(model_types())
 EXPERTS = tuple(name for name, family in gguf_families().items() if family.experts)
 LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -31,7 +33,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def config(family: str, **fields: Any) -> dict[str, Any]:
     """A small config.json of a family. Mixtures get few experts."""
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    return {"model_type": family, **SIZES, **(experts if family in EXPERTS else {}), **fields}
+    return {"model_type": family, **SIZES, **_KINDS.get(family, {}), **(experts if family in EXPERTS else {}), **fields}
 
 
 def build(family: str, **fields: Any) -> CausalLM:

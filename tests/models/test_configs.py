@@ -258,6 +258,6 @@ HARMLESS: Mapping[str, Any] = {
 def test_harmless_fields_change_nothing(family: str) -> None:
     partial = "partial_rotary_factor" in (DEFAULTS[family].get("rope_parameters") or {})
     fields = {name: value for name, value in HARMLESS.items() if not (partial and name == "partial_rotary_factor")}
-    plain, full = build(family), build(family, **fields)
+    plain, full = build(family), build_model({**fields, **config(family)})
     assert full.facts == plain.facts
     assert names(full) == names(plain)

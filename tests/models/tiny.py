@@ -329,7 +329,7 @@ def _generate(
 
 def _router_margin(model: Any, tokens: Sequence[int]) -> float:
     """Smallest gap of router logits between the last chosen expert and the next; infinite without experts."""
-    if not hasattr(model.config, "output_router_logits"):
+    if not hasattr(model.config, "output_router_logits") or not getattr(model.config, "num_local_experts", 1):
         return float("inf")
     with torch.no_grad():
         layers = model(torch.tensor([list(tokens)]), use_cache=False, output_router_logits=True).router_logits

@@ -20,6 +20,8 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+
 
 _LATENT = {"num_key_value_heads": 4, "head_dim": 8}  # as many as of queries; what is rotated
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, "mscale": 0.7, "mscale_all_dim": 1.2}
@@ -29,6 +31,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": {**_LATENT, "topk_group": 1, "first_k_dense_replace": 1},
     "glm4_moe_lite": _LATENT,
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "minicpm3": {**_LATENT, "dim_model_base": 32, "q_lora_rank": 24},
     "mistral4": {**_LATENT, "head_dim": 24, "first_k_dense_replace": 1},
@@ -126,6 +129,19 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "first_k_dense_replace": 2,
             "norm_topk_prob": False,
             "hub": True,
+        }
+    },
+    "granitemoehybrid": {
+        "groups": {
+            "mamba_n_heads": 16,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
         }
     },
     "granitemoeshared": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kernels.cases.cpu import adapters, int8, matmul, norm, page_attention, sampling, short_conv
+from tests.kernels.cases.cpu import adapters, int8, matmul, norm, page_attention, sampling, short_conv, ssm_scan
 from tests.kernels.harness import Case
 
 CASES: tuple[Case, ...] = (
@@ -13,6 +13,7 @@ CASES: tuple[Case, ...] = (
     *sampling.cases(),
     *adapters.cases(),
     *short_conv.cases(),
+    *ssm_scan.cases(),
 )
 
 

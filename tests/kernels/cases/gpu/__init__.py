@@ -14,6 +14,7 @@ from tests.kernels.cases.gpu import (
     route,
     sampling,
     short_conv,
+    ssm_scan,
 )
 from tests.kernels.cases.gpu.case import Case
 
@@ -33,4 +34,5 @@ CASES: Mapping[str, Case] = {
     **sampling.CASES,
     **adapters.CASES,
     **short_conv.CASES,
+    **ssm_scan.CASES,
 }

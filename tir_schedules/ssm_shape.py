@@ -1,0 +1,117 @@
+"""The scan of state spaces with one decay per head (Mamba-2, Dao & Gu 2024), for every target: its definition.
+
+The recurrence itself is computed, token after token, and not in products of chunks: a step of one token and a prompt
+have the same bits, wherever prompts are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer, Expr, Tensor, function
+from tir_schedules.op import by_hand
+from tir_schedules.step import Step, step_argument
+
+_LANES = 16
+
+
+@dataclass(frozen=True)
+class SsmShape:
+    """`heads` of `head_dim` channels, whose states have `state_size` numbers for each; B and C of `groups` of heads.
+
+    ssm_scan(xbc [m, channels], projected [m, width], a_log, dt_bias, skip f32[heads], step i32[k], state, y): a row of
+    xbc has x [heads, head_dim], B and C [groups, state_size]; the last `heads` columns of projected are dt. In float32
+
+        dt = softplus(dt + dt_bias); S = exp(-exp(a_log) dt) S + dt x B; y = S C + skip x
+
+    for each channel of a head; y [m, heads * head_dim]. Then, in place, the state becomes the one for the next step of
+    each sequence.
+
+    `state` f32[Z, heads * head_dim * state_size]: a slot has blocks of `lanes` channels, [state_size, lanes] each;
+    before a sequence's first token they are 0.
+    """
+
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    width: int
+    dtype: str
+
+    @property
+    def inner(self) -> int:
+        """Channels of x and y."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Columns of xbc."""
+        return self.inner + 2 * self.groups * self.state_size
+
+    @property
+    def lanes(self) -> int:
+        """Channels of a block; they are of one head."""
+        return math.gcd(self.head_dim, _LANES)
+
+    @property
+    def blocks(self) -> int:
+        return self.inner // self.lanes
+
+    def head(self, block: Expr) -> Expr:
+        """The head of a block."""
+        return block * self.lanes // self.head_dim
+
+    def b_column(self, block: Expr) -> Expr:
+        """The first column of B for a block; C follows after `groups * state_size` columns."""
+        return self.inner + self.head(block) // (self.heads // self.groups) * self.state_size
+
+    def function(self, body: Callable[[Scan], None]) -> tirx.PrimFunc:
+        """`ssm_scan` of body."""
+        m, size, slots = (tirx.Var(name, "int64") for name in ("m", "size", "slots"))
+        arguments = {
+            "xbc": Tensor((m, self.channels), self.dtype),
+            "projected": Tensor((m, self.width), self.dtype),
+            **{name: Tensor((self.heads,), "float32") for name in ("a_log", "dt_bias", "skip")},
+            "step": step_argument(size),
+            "state": Tensor((slots, self.inner * self.state_size), "float32"),
+            "y": Tensor((m, self.inner), self.dtype),
+        }
+        facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        func = function("ssm_scan", arguments, lambda *buffers: body(Scan(self, m, *buffers)))
+        return by_hand({"ssm_scan": func}, "", **facts)["ssm_scan"]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The arguments of a scan of m rows."""
+
+    shape: SsmShape
+    m: Expr
+    xbc: Buffer
+    projected: Buffer
+    a_log: Buffer
+    dt_bias: Buffer
+    skip: Buffer
+    step: Step
+    state: Buffer
+    y: Buffer
+
+
+def softplus(x: Expr, constant: Callable[[float], Expr], value: Callable[[Expr], Expr]) -> Expr:
+    """log(1 + e**x) of float32, a scalar or a vector as `constant` makes; relative error 1e-6; NaN stays NaN.
+
+    max(x, 0) + log(1 + e), e = e**-|x|, and log(1 + e) = 2 artanh(z) with z = e / (2 + e) <= 1/3, by its series.
+    """
+    zero = constant(0.0)
+    e = value(I.exp(I.min(x, zero - x)))
+    z = value(e / (constant(2.0) + e))
+    square = value(z * z)
+    series = constant(1 / 15)
+    for n in (13, 11, 9, 7, 5, 3, 1):
+        series = series * square + constant(1 / n)
+    return I.max(zero, x) + constant(2.0) * z * series

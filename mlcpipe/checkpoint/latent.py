@@ -8,7 +8,7 @@ kept as float16: 2 bytes a number, and no second rounding to codes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -34,16 +34,18 @@ def split_latent(checkpoint: Checkpoint) -> Checkpoint:
     for name, tensor in checkpoint.tensors.items():
         parts = _parts(checkpoint, tensor) if name.endswith(_WHOLE) else (tensor,)
         tensors |= {part.name: part for part in parts}
+    ordered = MappingProxyType(dict(sorted(tensors.items())))
+    if type(checkpoint) is not Checkpoint:
+        return replace(checkpoint, tensors=ordered)
     return QuantizedCheckpoint(
-        checkpoint.path, checkpoint.config, checkpoint.generation_config, MappingProxyType(dict(sorted(tensors.items()))),
-        checkpoint.weight_files, method=checkpoint.quantized_as or "",
-    )  # fmt: skip
+        checkpoint.path, checkpoint.config, checkpoint.generation_config, ordered, checkpoint.weight_files, method=""
+    )
 
 
 def _parts(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[Matrix]:
     heads, nope = (checkpoint.config.get(name) for name in ("num_attention_heads", "qk_nope_head_dim"))
     shape = tensor.shape
-    fits = type(heads) is int and type(nope) is int and 0 < heads and 0 < nope and len(shape) == 2
+    fits = type(heads) is int and type(nope) is int and heads > 0 and nope > 0 and len(shape) == 2
     if not fits or shape[0] % heads or shape[0] // heads <= nope:
         raise CheckpointError(
             f"tensor {shown(tensor.name)} does not fit config.json", where=shown_path(tensor.file),
@@ -65,13 +67,14 @@ def _parts(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[Matrix]:
     place = (tensor.file, tensor.offset)
     nbytes = tensor.nbytes * of_keys.size // shape[0]
     yield Matrix(f"{stem}.k_b_proj.weight", (heads * rank, nope), dtype, *place, nbytes, _no_codes, values=keys)
-    name, shape, nbytes = f"{stem}.v_b_proj.weight", (len(of_values), rank), tensor.nbytes - nbytes
-    if not isinstance(tensor, Matrix) or tensor.dtype in FLOAT_DTYPES:
-        yield Matrix(name, shape, tensor.dtype, *place, nbytes, _no_codes, values=values)
-        return
-    yield replace(
-        tensor, name=name, shape=shape, nbytes=nbytes, parts=lambda: tensor.parts().map(lambda part: part[of_values]),
-        values=tensor.values and values,
+    codes: Callable[[], Parts] = (
+        tensor.parts if isinstance(tensor, Matrix) else lambda: checkpoint.read_parts(tensor.name)
+    )
+    plain = tensor.dtype in FLOAT_DTYPES or (isinstance(tensor, Matrix) and tensor.values is not None)
+    yield Matrix(
+        f"{stem}.v_b_proj.weight", (len(of_values), rank), tensor.dtype, *place, tensor.nbytes - nbytes,
+        lambda: codes().map(lambda part: part[of_values]), getattr(tensor, "zero", 0), values if plain else None,
+        getattr(tensor, "columns", None),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Models: GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tvm.relax.frontend import nn
 
@@ -71,9 +71,9 @@ def sparse_after(
     return mlp
 
 
-def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
-    """The fields of config.json that GGUF has of families like GLM 4 MoE."""
-    read_experts(file, config, "sigmoid")
+def complete_gguf(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "sigmoid") -> None:
+    """The fields of config.json that GGUF has of families like GLM 4 MoE, whose router has that `score`."""
+    read_experts(file, config, score)
     config["attention_bias"] = "blk.0.attn_q.bias" in file
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file
     config["n_shared_experts"] = file.integer("expert_shared_count")

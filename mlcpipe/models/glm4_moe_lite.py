@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.models.deepseek_v3 import ROUTER, latent_mixers, read_latent
+from mlcpipe.models.deepseek_v3 import ROUTER, latent_mixers, read_latent_base
 from mlcpipe.models.glm4_moe import NAMES, grouped_routing, sparse_after
 from mlcpipe.nn.base_config import Defaults
 from mlcpipe.nn.causal_lm import CausalLM
@@ -20,14 +20,15 @@ from mlcpipe.nn.norm import NormSpec
 __all__ = ["NAMES", "build"]
 
 DEFAULTS = Defaults(positions=202752, norm=NormSpec(eps=1e-5))
+NOPE = 192
 DENSE, SPARSE = "dense", "sparse"
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a GLM 4 MoE Lite config.json. Raises ConfigError for unsupported fields."""
-    base = read_latent(config, DEFAULTS, **ROUTER)
+    base = read_latent_base(config, DEFAULTS, NOPE, **ROUTER)
     fields, count = base.fields, base.num_layers
-    mixers = latent_mixers(base, kv_rank=512, q_rank=768, nope=192, value=256)
+    mixers = latent_mixers(base, q_rank=768, nope=NOPE, value=256)
     routing = grouped_routing(fields, *expert_counts(fields, 64, 4), normalize=True)
     shared = fields.integer("n_shared_experts", 1, low=0)
     first = fields.integer("first_k_dense_replace", 1, low=0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mlcpipe.models.deepseek_v3 import latent_mixers, read_latent
+from mlcpipe.models.deepseek_v3 import latent_mixers, read_latent_base
 from mlcpipe.models.glm4_moe import NAMES, grouped_routing, sparse_after
 from mlcpipe.nn.base_config import Defaults
 from mlcpipe.nn.causal_lm import CausalLM
@@ -20,6 +20,7 @@ from mlcpipe.nn.moe import expert_counts
 __all__ = ["NAMES", "build"]
 
 DEFAULTS = Defaults(positions=1048576)
+NOPE = 64
 DEFAULT_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -33,18 +34,17 @@ DEFAULT_ROPE: Mapping[str, Any] = {
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Mistral 4 config.json. Raises ConfigError for unsupported fields."""
-    base = read_latent(config, DEFAULTS, scoring_func=[None, "softmax"], moe_layer_freq=[None, 1])
-    table = dict(rope_table(base.fields) or DEFAULT_ROPE)
-    nope = base.fields.integer("qk_nope_head_dim", 64, high=1024)
-    whole = Fields({"partial_rotary_factor": table.pop("partial_rotary_factor", None)}, "config.json rope_parameters")
-    whole.refuse(partial_rotary_factor=[None, base.head_dim / (nope + base.head_dim)])
-    base = replace(base, fields=Fields({**base.fields.values, "rope_parameters": table, "rope_scaling": None}))
-    rope = Fields(table, "config.json rope_parameters")
-    beta, length = rope.number("llama_4_scaling_beta", 0.0), rope.integer("original_max_position_embeddings", 8192)
-    mixers = latent_mixers(
-        base, kv_rank=256, q_rank=1024, nope=nope, value=128, growth=(beta, length) if beta else None
-    )
+    base = read_latent_base(config, DEFAULTS, NOPE, scoring_func=[None, "softmax"], moe_layer_freq=[None, 1])
     fields = base.fields
-    routing = replace(grouped_routing(fields, *expert_counts(fields, 128, 4), normalize=True), score="softmax", bias=False)
+    rope = Fields(rope_table(fields) or DEFAULT_ROPE, "config.json rope_parameters")
+    nope = fields.integer("qk_nope_head_dim", NOPE, high=1024)
+    rope.refuse(partial_rotary_factor=[None, base.head_dim / (nope + base.head_dim)])
+    table = {name: value for name, value in rope.values.items() if name != "partial_rotary_factor"}
+    beta, length = rope.number("llama_4_scaling_beta", 0.0), rope.integer("original_max_position_embeddings", 8192)
+    growth = (beta, length) if beta else None
+    mixers = latent_mixers(base, kv_rank=256, q_rank=1024, nope=nope, growth=growth, rope=table)
+    routing = replace(
+        grouped_routing(fields, *expert_counts(fields, 128, 4), normalize=True), score="softmax", bias=False
+    )
     mlp = sparse_after(base, routing, dense=0, shared=fields.integer("n_shared_experts", 1, low=0), width=2048)
-    return decoder(base, mixers, mlp)
+    return decoder(base, mixers, mlp, ropes=[base.read_rope(table, base.theta)])

@@ -75,8 +75,9 @@ class BaseConfig:
         return self.read_rope(rope_table(self.fields), self.theta, original=original, partial=partial)
 
     def read_rope(
-        self, table: Mapping[str, Any], theta: float, *, original: int | None = None, partial: float | None = None
-    ) -> Rope:
+        self, table: Mapping[str, Any], theta: float, *, original: int | None = None, partial: float | None = None,
+        kinds: Sequence[str] = ROPE_KINDS,
+    ) -> Rope:  # fmt: skip
         """The frequencies of one rope dictionary. Raises ConfigError for partial rotation if `partial` is None."""
         if partial is None:
             for fields in (self.fields, Fields(table, "config.json rope_parameters")):
@@ -84,7 +85,7 @@ class BaseConfig:
         else:
             partial = self.fields.number("partial_rotary_factor", partial, low=0.0, high=1.0)
         return read_rope(
-            table, self.head_dim, self.positions, theta=theta, original=original, kinds=ROPE_KINDS,
+            table, self.head_dim, self.positions, theta=theta, original=original, kinds=kinds,
             partial=1.0 if partial is None else partial,
         )  # fmt: skip
 

@@ -127,9 +127,7 @@ def expert_matmul(
     return tag(te.create_prim_func([x, *packed, ids, y]), "expert_matmul", **facts)
 
 
-def head_matmul(
-    scheme: Scheme, layout: Layout, heads: int, n: int, k: int, columns: int, dtype: str
-) -> tirx.PrimFunc:
+def head_matmul(scheme: Scheme, layout: Layout, heads: int, n: int, k: int, columns: int, dtype: str) -> tirx.PrimFunc:
     """x dtype[m, heads, columns >= k], packed w [heads * n, k] -> y dtype[m, heads, n]: the products of each head."""
     m = _rows()
     x = te.placeholder((m, heads, columns), dtype, name="x")

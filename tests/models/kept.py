@@ -32,12 +32,14 @@ MIXED = (("mixtral", "Q4_K+Q3_K"), ("qwen3_moe", "Q8_0+F16"), ("gpt_oss", "MXFP4
 FIELDS: dict[str, dict[str, Any]] = {
     "bitnet": {"tie_word_embeddings": True},
     "cohere2_moe": {"mlp_layer_types": ["dense", "sparse", "sparse"], "prefix_dense_intermediate_size": 48},
+    "deepseek_v2": {"n_group": 1},
     "falcon": {"num_kv_heads": 1},
     "qwen3_moe": {"norm_topk_prob": True},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
     "afmoe": {"global_attn_every_n_layers": 4, "num_hidden_layers": 5},
+    "minicpm3": {"dim_model_base": 256, "v_head_dim": 16},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
 }
 _WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole super-blocks

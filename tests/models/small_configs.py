@@ -22,8 +22,14 @@ SIZES: Mapping[str, Any] = {
     "full_attn_idxs": [1, 3],
     "block_multiple_of": 16,
 }
+# Latent attention has as many heads of keys as of queries.
+_LATENT = {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
 # Layers of several kinds, of which one attends.
-_KINDS: Mapping[str, Mapping[str, Any]] = {"granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]}}
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},
+    **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), _LATENT),
+    "deepseek_v3": {**_LATENT, "n_group": 1, "topk_group": 1},
+}
 FAMILIES = tuple(model_types())
 EXPERTS = tuple(name for name, family in gguf_families().items() if family.experts)
 LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}

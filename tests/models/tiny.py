@@ -188,9 +188,7 @@ def build_model(case: TinyCase, seed: int) -> Any:
     config, auto = tiny_config(case), cast(Any, AutoModelForCausalLM)  # untyped in transformers
     if type(config) not in auto._model_mapping:
         auto = AutoModelForImageTextToText  # where Mistral 4's text model is
-    model = auto.from_config(
-        config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
-    )
+    model = auto.from_config(config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         biases = [one for one in model.named_buffers() if one[0].endswith("bias")]

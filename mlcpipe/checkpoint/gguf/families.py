@@ -40,6 +40,7 @@ _TOP = {
 _TOWERS = "clip"  # the architecture of files named mmproj
 _BARE = ("attn_sinks", "exp_probs_b")  # no `.weight` or `.bias` in Hugging Face's name
 _ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
+_OF_HEADS = ("attn_k_b", "attn_v_b")  # matrices of each head, stacked
 _GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
 # Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
@@ -144,7 +145,7 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
         for name, one in _families()[arch]
         if one.applies is None or one.applies(_File(metadata, arch, tensors))
     )
-    config = _shared_fields(metadata, arch, tensors)
+    config = _shared_fields(metadata, arch, tensors, family.latent)
     config["num_key_value_heads"] = _kv_heads(metadata, arch, family, config["num_attention_heads"])
     config["model_type"] = model_type
     rope = (
@@ -200,6 +201,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         layer, part, suffix = match.groups()
         if 0 <= int(layer) - config["num_hidden_layers"] < config.get("num_nextn_predict_layers", 0):
             continue
+        if part in _OF_HEADS and len(tensor.shape) == 3:
+            tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
         if part in _ROWS and len(tensor.shape) == 1:
             tensor = replace(tensor, shape=(1, *tensor.shape))
         if part in _BARE and part in family.names:
@@ -275,16 +278,18 @@ def _unstacked(tensor: TensorInfo, pattern: str, config: Config, i: int, parts: 
         yield _as(rows_of(part, i, parts), pattern.format(expert))
 
 
-def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
-    """The fields of config.json that all families have."""
+def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors, latent: bool) -> Config:
+    """The fields of config.json that all families have; of `latent` attention a head is what rope rotates."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError("no embedding", where=metadata.where, expected="a matrix token_embd.weight")
     hidden, heads = (metadata.integer(f"{arch}.{key}") for key in ("embedding_length", "attention.head_count"))
     if not 0 < heads <= hidden:
         raise metadata.error(f"{arch}.attention.head_count", f"1 to {hidden}", heads)
-    head_dim = metadata.integer(f"{arch}.attention.key_length", hidden // heads)
-    if metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
+    head_dim = metadata.integer(
+        f"{arch}." + ("rope.dimension_count" if latent else "attention.key_length"), hidden // heads
+    )
+    if not latent and metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
     layer_norm, rms_norm = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))
     return {

@@ -124,7 +124,12 @@ class Panels:
                     source.fetch(i, (g * (depth // packed) + d) * PAGE, 0)
 
     def _widen_v(self, source: Keys, i: int, to: Expr) -> None:
-        dim, lanes, groups, packed = self.shape.v_dim, self.shape.lanes, max(1, self.shape.v_scale_groups), source.packed
+        dim, lanes, groups, packed = (
+            self.shape.v_dim,
+            self.shape.lanes,
+            max(1, self.shape.v_scale_groups),
+            source.packed,
+        )
         depth = dim // groups
         stored = depth // packed
         with I.serial(0, PAGE) as slot, I.serial(0, groups) as g:

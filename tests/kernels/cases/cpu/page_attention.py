@@ -162,7 +162,9 @@ def batch(kernel: PageKernel, parts: Sequence[Part], seed: int = 0, with_rows: b
 def _old_pages(shape: AttentionShape, count: int, draw: np.random.Generator) -> Array:
     """Pages of NaN (all bits set; codes of -1 where they are quantized), every other one with tokens of a sequence before."""
     pages = np.full((count, shape.page_bytes), -1, np.int8)
-    old = [stored(shape, 4 * draw.standard_normal((PAGE, shape.num_kv_heads, d))) for d in (shape.head_dim, shape.v_dim)]
+    old = [
+        stored(shape, 4 * draw.standard_normal((PAGE, shape.num_kv_heads, d))) for d in (shape.head_dim, shape.v_dim)
+    ]
     for page in range(1, count, 2):
         for slot in range(PAGE):
             write_token(shape, pages, page, slot, *old, slot)

@@ -381,12 +381,12 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             by_head = values.reshape(count, config["num_attention_heads"] // count + 2, -1, *values.shape[1:])
             apart = (by_head[:, :-2], by_head[:, -2], by_head[:, -1])
             values = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in apart])
-        if parts[-2] in ("k_b_proj", "v_b_proj"):
-            values = values.reshape(config["num_attention_heads"], -1, values.shape[1])
         if name.endswith("norm.weight"):
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
+        if parts[-2] in ("k_b_proj", "v_b_proj"):
+            values = values.reshape(config["num_attention_heads"], -1, values.shape[1])
         name = name.replace("mlp.ffn_sub_norm", "mlp.ffn_layernorm").replace("attn_sub_norm", "inner_attn_ln")
         if kind.startswith("granite"):
             name = name.replace(".shared_mlp.", ".mlp.shared_expert.")

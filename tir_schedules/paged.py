@@ -14,6 +14,7 @@ from tir_schedules.step_layout import ITEM_BITS as ITEM_BITS
 from tir_schedules.step_layout import PAGE as PAGE
 from tir_schedules.step_layout import QUANTIZED as QUANTIZED
 
+_FLAGS = ("all_slide", "sinks", "latent", "queries_only", "picked_rows")
 _LEAST_GROUP = 16  # dimensions of q4 that share a scale and are rotated together, at least
 
 
@@ -32,8 +33,10 @@ class Heads:
 
     `value_dim`: dimensions of V and of outputs, 0 where they are `head_dim`; in rows of qkv V is padded to head_dim.
     `latent`: V is the first `value_dim` dimensions of K, and stored with it (multi-head latent attention, DeepSeek-V2,
-    Liu et al. 2024); rows of qkv have no V. No group of dimensions that share a scale, or are rotated, has some of both.
+    Liu et al. 2024); rows of qkv have no V. Dimensions that share a scale, or are rotated, are all in V or none is.
     `sinks`: each query head has a logit of a key whose value is 0. `page_group`: of the pages of this layer.
+    `queries_only`: rows have neither K nor V, as they attend to what another layer keeps. `picked_rows`: they are only
+    some rows of the step, which an argument says.
     For TVM's cache: `sliding_window` is that of the layers which have one, `all_slide` says that every layer does.
     """
 
@@ -49,6 +52,8 @@ class Heads:
     page_group: int = 0
     value_dim: int = 0
     latent: bool = False
+    queries_only: bool = False
+    picked_rows: bool = False
 
     @property
     def v_dim(self) -> int:
@@ -56,9 +61,9 @@ class Heads:
         return self.value_dim or self.head_dim
 
     @property
-    def qkv_heads(self) -> int:
-        """Heads of a row of queries, keys and values."""
-        return self.num_heads + (1 if self.latent else 2) * self.num_kv_heads
+    def row_heads(self) -> int:
+        """Heads of a row of q, k and v."""
+        return self.num_heads + (0 if self.queries_only else 1 if self.latent else 2) * self.num_kv_heads
 
     @property
     def group(self) -> int:
@@ -132,7 +137,7 @@ class Heads:
         values = {field.name: getattr(self, field.name) for field in fields(Heads)}
         if self.activation_dtype == "float32":
             del values["activation_dtype"]
-        for name in ("sinks", "page_group", "value_dim", "latent"):
+        for name in ("sinks", "page_group", "value_dim", "latent", "queries_only", "picked_rows"):
             if not values[name]:
                 del values[name]
         return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
@@ -140,7 +145,8 @@ class Heads:
 
 def has_q4(*dims: int) -> bool:
     """Whether heads whose K and V have so many dimensions can be kept as q4."""
-    return math.gcd(*dims) % _LEAST_GROUP == 0
+    return math.gcd(*dims) % _FLAGS = ("all_slide", "sinks", "latent", "queries_only", "picked_rows")
+_LEAST_GROUP == 0
 
 
 # The functions of the cache that attend: a rule may make them again with other knobs.
@@ -156,7 +162,7 @@ ATTENTION = (
 def heads_of(op: Op) -> dict[str, Any]:
     """The fields of `Heads` that a function of the cache was made for."""
     values = {field.name: op.facts[field.name] for field in fields(Heads) if field.name in op.facts}
-    flags = {name: bool(values.get(name)) for name in ("all_slide", "sinks", "latent")}
+    flags = {name: bool(values.get(name)) for name in _FLAGS}
     return {**values, **flags, "softcap": float(op.facts["softcap"])}
 
 

@@ -27,10 +27,14 @@ ATTEND = ("attend_few", "attend_many")
 
 @dataclass(frozen=True)
 class Step:
-    """The integers as a kernel reads them. `group`: of the pages that the kernel gets."""
+    """The integers as a kernel reads them. `group`: of the pages that the kernel gets.
+
+    `rows`: which rows of the step the kernel's rows are; None: the same.
+    """
 
     integers: Buffer
     group: int
+    rows: Buffer | None = None
 
     def _at(self, array: int, i: Expr) -> Expr:
         return self.integers[self.integers[array] + i]
@@ -42,11 +46,11 @@ class Step:
 
     def position(self, row: Expr) -> Expr:
         """The position of a row in its sequence."""
-        return self._at(POSITION, row)
+        return self._at(POSITION, row if self.rows is None else self.rows[row])
 
     def sequence(self, row: Expr) -> Expr:
         """The sequence of a row."""
-        return self._at(SEQUENCE, row)
+        return self._at(SEQUENCE, row if self.rows is None else self.rows[row])
 
     def row_begin(self, s: Expr) -> Expr:
         """The first row of sequence s; of S, the number of rows."""

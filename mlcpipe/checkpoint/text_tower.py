@@ -18,11 +18,18 @@ from mlcpipe.support.json_files import shown
 
 NESTED, PICTURES = "text_config", "vision_config"
 # What config.json calls the text model -> the family with the same layers.
-_FAMILIES: Mapping[str, str] = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_FAMILIES: Mapping[str, str] = {
+    "gemma4_unified_text": "gemma4_text",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
 # The models whose text is read, and its family if `text_config` does not say it. Others are refused: PaliGemma's
 # prompts, for instance, attend to what follows.
 TOWERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
     "internvl": "qwen2",
     "llava": "llama",
@@ -39,6 +46,15 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
     "gemma3_text": {
         "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8,
+    },
+    "gemma4_text": {
+        "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+    },
+    "gemma4_unified_text": {
+        "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+        "num_attention_heads": 8, "max_position_embeddings": 262144, "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
     },
     "llama": {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -57,7 +73,7 @@ _PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model
 _HEAD = "lm_head."
 _TOWERS = (
     "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline",
-    "audio_tower.", "embed_vision.", "embed_audio.",
+    "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.",
 )  # fmt: skip
 _OF_THE_WHOLE = ("quantization_config", "quantization", "eos_token_id", "bos_token_id")
 _TIED = "tie_word_embeddings"  # the whole decides
@@ -91,7 +107,8 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     own = nested.get("model_type") or TOWERS[whole]
     family = _FAMILIES.get(str(own), own)
     outer = {name: config[name] for name in _OF_THE_WHOLE if name in config}
-    found = {**_SIZES.get(str(family), {}), **outer, **nested, "model_type": family}
+    sizes = _SIZES.get(str(own)) or _SIZES.get(str(family), {})
+    found = {**sizes, **outer, **nested, "model_type": family}
     found.pop("architectures", None)  # of the text model's class, which may be a base class
     found |= {_TIED: config[_TIED]} if _TIED in config else {}
     for name in ("rope_scaling", "rope_parameters"):

@@ -35,13 +35,22 @@ class Attention(AttentionBlock):
             self.q_norm, self.k_norm = (
                 spec.norm_of(count * spec.head_dim) if spec.norm == "all" else HeadNorm(spec, count) for count in sizes
             )
+            if self.reads_another:
+                del self.k_norm
         if spec.gate:
             self.gate_proj = Linear(spec.hidden_size, spec.num_heads if spec.gate == "head" else spec.q_size)
         if spec.sub_norm:
             self.sub_norm = spec.norm_of(spec.q_size)
 
+    @property
+    def reads_another(self) -> bool:
+        """Whether the keys and values are those of another layer."""
+        return self.spec.reads is not None
+
     def states(self, model: LanguageModel) -> list[State]:
         """The states of the layer."""
+        if self.reads_another:
+            return []
         return [model.attention_state(self.spec, f"layers.{self.layer}.attention", self.layer)]
 
     def _add_projections(self) -> None:
@@ -52,38 +61,35 @@ class Attention(AttentionBlock):
             self.qkv_proj = Linear(k, spec.q_size + 2 * spec.kv_size, bias, order=_order_of_fused(spec, *orders))
             return
         self.q_proj = Linear(k, spec.q_size, bias, order=orders[0])
+        if self.reads_another:
+            return
         self.k_proj = Linear(k, spec.kv_size, bias, order=orders[1])
-        self.v_proj = Linear(k, spec.kv_size, bias)
+        if not spec.keys_as_values:
+            self.v_proj = Linear(k, spec.kv_size, bias)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
+    def _project(self, x: Tensor) -> list[Tensor]:
+        """x [m, hidden] -> q [m, q_size], k and v [m, kv_size], or q alone."""
         spec = self.spec
+        if self.reads_another:
+            return [self.q_proj(x)]
         if not spec.fused:
-            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, k, v = op.split(self.qkv_proj(x), [spec.q_size, spec.q_size + spec.kv_size], axis=1)
-        return q, k, v
+            q, k = self.q_proj(x), self.k_proj(x)
+            return [q, k, k if spec.keys_as_values else self.v_proj(x)]
+        return list(op.split(self.qkv_proj(x), [spec.q_size, spec.q_size + spec.kv_size], axis=1))
 
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
-        q, k, v = self._project(x)
-        if spec.norm == "all":
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (_clipped(one, spec.clip) for one in (q, k, v))
-        q = op.reshape(q, (m, spec.num_heads, spec.size))
-        k = op.reshape(k, (m, spec.num_kv_heads, spec.size))
-        v = op.reshape(v, (m, spec.num_kv_heads, spec.size))
-        if spec.norm in ("head", "each"):
-            q, k = self.q_norm(q), self.k_norm(k)
+        parts = self._heads(self._project(x), m)
         if spec.growth:
-            q = grown(q, kv.positions(m), *spec.growth)
+            parts[0] = grown(parts[0], kv.positions(m), *spec.growth)
         if spec.slopes:
-            q, k, v = with_slopes(q, k, v, kv.positions(m), spec.slopes, spec.score_scale)
-        func = definitions.apply_rope(
-            spec.num_heads, spec.num_kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, x.dtype
-        )
-        out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), x.dtype)
-        qkv = op.tensor_ir_op(func, "rope", [q, k, v, cos, sin], out)
+            q, k, v = parts
+            parts = list(with_slopes(q, k, v, kv.positions(m), spec.slopes, spec.score_scale))
+        kv_heads = 0 if self.reads_another else spec.num_kv_heads
+        func = definitions.apply_rope(spec.num_heads, kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, x.dtype)
+        out = Tensor.placeholder((m, spec.num_heads + 2 * kv_heads, spec.head_dim), x.dtype)
+        qkv = op.tensor_ir_op(func, "rope", [*parts, cos, sin], out)
         if spec.norm_after and spec.norm_of.weight:
             weights = [self.q_norm.weight, self.k_norm.weight]
             qkv = op.tensor_expr_op(_with_weights, "with_weights", [qkv, *weights, spec.num_heads, spec.num_kv_heads])
@@ -91,6 +97,21 @@ class Attention(AttentionBlock):
         y = without_slopes(y, spec.num_heads) if spec.slopes else y
         y = self._gated(y, x) if spec.gate else y
         return self.o_proj(self.sub_norm(y) if spec.sub_norm else y)
+
+    def _heads(self, parts: list[Tensor], m: tirx.Expr) -> list[Tensor]:
+        """q [m, q_size], k and v [m, kv_size], or q alone -> the same as heads [m, heads, size], normalized."""
+        spec, norms = self.spec, []
+        if spec.norm:
+            norms = [self.q_norm] if self.reads_another else [self.q_norm, self.k_norm]
+        if spec.norm == "all":
+            parts[:2] = [norm(part) for norm, part in zip(norms, parts)]
+        parts = [_clipped(one, spec.clip) for one in parts]
+        parts = [op.reshape(one, (m, int(one.shape[1]) // spec.size, spec.size)) for one in parts]
+        if spec.norm in ("head", "each"):
+            parts[:2] = [norm(part) for norm, part in zip(norms, parts)]
+        if spec.value_norm:
+            parts[2:] = [rms_norm(part, spec.norm_of.eps, None) for part in parts[2:]]
+        return parts
 
     def _gated(self, y: Tensor, x: Tensor) -> Tensor:
         """y [m, q_size] times the sigmoid of the gate of x."""

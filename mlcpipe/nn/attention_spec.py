@@ -32,6 +32,9 @@ class AttentionSpec:
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
     value_dim      dimensions of v and of outputs in a head, at most `head_dim`; 0 is `head_dim`
     latent         v is the first `value_dim` dimensions of k, and stored once with it
+    value_norm     v is normalized as q and k are, over each head, without weights
+    keys_as_values v is k before its norm and RoPE: there is no v_proj
+    reads          the layer whose keys and values are read, which has such attention: this one makes queries alone
     growth         (beta, length): q times 1 + beta * log(1 + floor(position / length)), as Llama 4 and Ministral 3 do
     """
 
@@ -58,6 +61,9 @@ class AttentionSpec:
     slopes: tuple[float, ...] = ()
     value_dim: int = 0
     latent: bool = False
+    value_norm: bool = False
+    keys_as_values: bool = False
+    reads: int | None = None
 
     @property
     def size(self) -> int:

@@ -29,8 +29,8 @@ class Defaults:
 
     `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads, and with
     `fixed_heads` these hold whatever files say. `norm`: what its norms are; files state their epsilon. `expansion`: an
-    MLP without `intermediate_size` is as many times hidden_size wide. `names`: what the family calls the fields of
-    Llama's config.json, which are read where a file has not that name.
+    MLP without `intermediate_size` is as many times hidden_size wide. `num_layers`: of a file that lists them. `names`:
+    what the family calls the fields of Llama's config.json, which are read where a file has not that name.
     """
 
     positions: int | None = None
@@ -43,6 +43,7 @@ class Defaults:
     intermediate_size: int | None = None
     expansion: int = 0
     fixed_heads: bool = False
+    num_layers: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -75,9 +76,14 @@ class BaseConfig:
         return self.read_rope(rope_table(self.fields), self.theta, original=original, partial=partial)
 
     def read_rope(
-        self, table: Mapping[str, Any], theta: float, *, original: int | None = None, partial: float | None = None,
+        self,
+        table: Mapping[str, Any],
+        theta: float,
+        *,
+        original: int | None = None,
+        partial: float | None = None,
         kinds: Sequence[str] = ROPE_KINDS,
-    ) -> Rope:  # fmt: skip
+    ) -> Rope:
         """The frequencies of one rope dictionary. Raises ConfigError for partial rotation if `partial` is None."""
         if partial is None:
             for fields in (self.fields, Fields(table, "config.json rope_parameters")):
@@ -161,7 +167,7 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
         intermediate_size=fields.integer(
             name["intermediate_size"], defaults.expansion * hidden or defaults.intermediate_size
         ),
-        num_layers=fields.integer(name["num_hidden_layers"], high=1024),
+        num_layers=fields.integer(name["num_hidden_layers"], defaults.num_layers, high=1024),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=_head_dim(fields, defaults, hidden // heads),

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlcpipe.nn.altup import Streams
+from mlcpipe.nn.attention_spec import AttentionBlock
 from mlcpipe.nn.draft_head import DraftHead
 from mlcpipe.nn.kv_cache import PagedKVCache
-from mlcpipe.nn.language_model import LanguageModel, ModelFacts
+from mlcpipe.nn.language_model import LanguageModel, ModelFacts, Stateful, blocks_of
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import NormSpec
+from mlcpipe.nn.per_layer import PerLayerInputs
 from mlcpipe.nn.rope import cos_sin
-from mlcpipe.nn.rows import scaled
+from mlcpipe.nn.rows import rows_of, scaled
 from mlcpipe.nn.step_states import StepStates
 
 
 class Decoder(nn.Module):
     """Embedding, layers and final norm, named as in Hugging Face's `model`.
 
-    `positions`: learned vectors of that many positions, from row `first` on, are added to the embeddings.
+    `positions`: learned vectors of that many positions, from row `first` on, are added to the embeddings. `per_layer`:
+    makes what each layer gets beside its input. `streams`: layers have several streams of hidden states.
     """
 
     def __init__(
@@ -32,27 +36,55 @@ class Decoder(nn.Module):
         *,
         embedding_norm: bool,
         positions: tuple[int, int] | None,
+        per_layer: PerLayerInputs | None,
+        streams: Streams | None,
     ) -> None:
         self.facts, (self.first, count) = facts, positions or (0, 0)
         self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size)
         rows = self.first + count
         self.embed_positions = Embedding(rows, facts.hidden_size, quantize=False) if count else None
         self.embedding_norm = norm(facts.hidden_size) if embedding_norm else None
+        self.per_layer, self.streams = per_layer, streams
         self.layers = nn.ModuleList(list(layers))
         self.norm = norm(facts.hidden_size)
 
-    def forward(self, x: Tensor, kv: PagedKVCache | StepStates, kept: Sequence[int] = ()) -> list[Tensor]:
-        """x [m, hidden] -> the inputs [m, hidden] of the layers `kept`, and the normalized hidden states."""
-        rows = x.shape[0]
-        positions = kv.positions(rows)
-        lengths = kv.rope_lengths(rows) if any(rope.depends_on_length for rope in self.facts.ropes) else None
-        tables = [cos_sin(rope, positions, lengths) for rope in self.facts.ropes]
-        x = self._placed(x, positions)
-        inputs = []
+    @property
+    def last_storing(self) -> int:
+        """The last layer that keeps something from step to step: those after it compute only what logits need."""
+        return max(index for index, layer in enumerate(self.layers) if any(_stores(layer)))
+
+    def forward(
+        self,
+        x: Tensor,
+        kv: PagedKVCache | StepStates,
+        kept: Sequence[int] = (),
+        tokens: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> list[Tensor]:
+        """x [m, hidden] -> the inputs [m, hidden] of the layers `kept`, and the normalized hidden states.
+
+        `tokens` i32[m] are those of x. `wanted` i32[r]: rows whose hidden states [r, hidden] are wanted alone.
+        """
+        tables, x = self._tables(kv, x), self._placed(x, kv.positions(x.shape[0]))
+        extra = [] if self.per_layer is None else [self.per_layer(tokens, x)]
+        x = x if self.streams is None else self.streams.begin(x)
+        narrow, inputs = len(self.layers) if wanted is None else self.last_storing + 1, []
         for index, (layer, rope) in enumerate(zip(self.layers, self.facts.rope_of)):
+            if index == narrow:
+                x, *extra = (op.tensor_expr_op(rows_of, "rows", [one, wanted]) for one in (x, *extra))
+                kv = kv.of_rows(wanted)
+                tables = self._tables(kv, x)
             inputs += [x] if index in kept else []
-            x = layer(x, kv, *tables[rope])
-        return [*inputs, self.norm(x)]
+            x = layer(x, kv, *tables[rope], *extra)
+        x = self.norm(x if self.streams is None else self.streams.end(x))
+        narrowed = wanted is None or narrow < len(self.layers)
+        return [*inputs, x if narrowed else op.tensor_expr_op(rows_of, "rows", [x, wanted])]
+
+    def _tables(self, kv: PagedKVCache | StepStates, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines of each rope for the rows of x."""
+        rows, ropes = x.shape[0], self.facts.ropes
+        lengths = kv.rope_lengths(rows) if any(rope.depends_on_length for rope in ropes) else None
+        return [cos_sin(rope, kv.positions(rows), lengths) for rope in ropes]
 
     def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Embeddings [m, hidden] at their positions, normalized if the model does so."""
@@ -62,11 +94,17 @@ class Decoder(nn.Module):
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
 
+def _stores(layer: nn.Module) -> Iterator[bool]:
+    """Whether the layer's blocks keep something from step to step."""
+    for block in blocks_of(layer, Stateful):
+        yield not isinstance(block, AttentionBlock) or block.spec.reads is None
+
+
 class CausalLM(LanguageModel):
     """A decoder with its logits; `entry_points.py` makes the functions of the compiled library of it.
 
-    Layers are called as `layer(x [m, hidden], kv, cos, sin) -> [m, hidden]`; the m rows are the
-    tokens of all sequences.
+    Layers are called as `layer(x [m, hidden], kv, cos, sin) -> [m, hidden]`, with `per_layer` after these if there are
+    such inputs; the m rows are the tokens of all sequences.
     """
 
     def __init__(
@@ -78,11 +116,21 @@ class CausalLM(LanguageModel):
         head_bias: bool = False,
         embedding_norm: bool = False,
         positions: tuple[int, int] | None = None,
+        per_layer: PerLayerInputs | None = None,
+        streams: Streams | None = None,
     ) -> None:
         """`head_bias`: of the logits; the others are those of `Decoder`."""
         super().__init__(facts)
         self.draft_head: DraftHead | None = None
-        self.model = Decoder(facts, layers, norm, embedding_norm=embedding_norm, positions=positions)
+        self.model = Decoder(
+            facts,
+            layers,
+            norm,
+            embedding_norm=embedding_norm,
+            positions=positions,
+            per_layer=per_layer,
+            streams=streams,
+        )
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size, head_bias)
             self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)

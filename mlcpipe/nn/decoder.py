@@ -19,16 +19,16 @@ class Mixer(NamedTuple):
     """A block that mixes tokens otherwise than attention: its attribute in a layer, and the module."""
 
     name: str
-    block: nn.Module
+    block: nn.Module | None
 
 
-_OF_MODEL = ("head_bias", "embedding_norm", "positions")
+_OF_MODEL = ("head_bias", "embedding_norm", "positions", "per_layer")
 
 
 def decoder(
     base: BaseConfig,
-    mixers: Sequence[AttentionSpec | Mixer],
-    mlp: Callable[[int], nn.Module] | None = None,
+    mixers: Sequence[AttentionSpec | Mixer | None],
+    mlp: Callable[[int], nn.Module | None] | None = None,
     *,
     form: LayerForm | Sequence[LayerForm] = PRE_NORM,
     scale: float = 1.0,
@@ -37,11 +37,11 @@ def decoder(
     rotated: Sequence[bool] | None = None,
     **options: Any,
 ) -> CausalLM:
-    """A model of layers that attend, or mix tokens otherwise.
+    """A model of layers that attend, or mix tokens otherwise; None: a layer has an MLP alone.
 
-    `mlp(i)` makes the MLP of layer i, by default all are `base.mlp()`. `form` is that of all layers or of each. `scale`
-    multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the one of layer i;
-    layers that are not `rotated` have none. `options` are those of CausalLM and ModelFacts.
+    `mlp(i)` makes the MLP of layer i, if it has one, by default all are `base.mlp()`. `form` is that of all layers or
+    of each. `scale` multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the
+    one of layer i; layers that are not `rotated` have none. `options` are those of CausalLM and ModelFacts.
     """
     count = base.num_layers
     ropes = [base.rope()] if ropes is None else list(ropes)
@@ -52,10 +52,16 @@ def decoder(
         ropes = [*ropes, no_rope(base.head_dim)]
     forms = [form] * count if isinstance(form, LayerForm) else list(form)
     mlps = [base.mlp() if mlp is None else mlp(i) for i in range(count)]
-    blocks = [one if isinstance(one, Mixer) else Mixer("self_attn", Attention(one, i)) for i, one in enumerate(mixers)]
+    blocks = [_mixer(one, i) for i, one in enumerate(mixers)]
     layers = [
         DecoderLayer(block, mlps[i], base.hidden_size, base.norm, forms[i], scale, mixer_name=name)
         for i, (name, block) in enumerate(blocks)
     ]
     of_model = {name: options.pop(name) for name in _OF_MODEL if name in options}
     return CausalLM(base.facts(ropes, of, **options), layers, base.norm, **of_model)
+
+
+def _mixer(of: AttentionSpec | Mixer | None, layer: int) -> Mixer:
+    if isinstance(of, AttentionSpec):
+        return Mixer("self_attn", Attention(of, layer))
+    return Mixer("self_attn", None) if of is None else of

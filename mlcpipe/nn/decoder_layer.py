@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from tvm.relax.frontend import nn
@@ -35,18 +36,20 @@ SANDWICH_NORM = LayerForm(
     after_mlp="post_feedforward_layernorm",
 )
 PARALLEL = LayerForm(before_mlp="", parallel=True)
+MIXER_ALONE = LayerForm(before_mixer="norm", before_mlp="")
+MLP_ALONE = LayerForm(before_mixer="", before_mlp="norm")
 
 
 class DecoderLayer(nn.Module):
     """x += scale * after(mixer(before(x))); x += scale * after(mlp(before(x))). `scale` is the residual multiplier.
 
-    The mixer's attribute is `mixer_name`: "self_attn", or "conv".
+    The mixer's attribute is `mixer_name`: "self_attn", or "conv". A layer may have one of the two blocks alone.
     """
 
     def __init__(
         self,
-        mixer: nn.Module,
-        mlp: nn.Module,
+        mixer: nn.Module | None,
+        mlp: nn.Module | None,
         hidden_size: int,
         norm: NormSpec,
         form: LayerForm = PRE_NORM,
@@ -63,13 +66,21 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        form, mixer = self.form, getattr(self, self.mixer_name)
+        form, mixer, y = self.form, getattr(self, self.mixer_name), x
         mixed = self._normed(form.before_mixer, x)
-        y = op.add(x, self._added(form.after_mixer, mixer(mixed, kv, cos, sin)))
+        if mixer is not None:
+            y = op.add(x, self._added(form.after_mixer, mixer(mixed, kv, cos, sin)))
+        if self.mlp is None:
+            return y
         if not form.parallel:
-            return op.add(y, self._added(form.after_mlp, self.mlp(self._normed(form.before_mlp, y))))
+            return op.add(y, self._added(form.after_mlp, self.fed(y)))
         fed = self._normed(form.before_mlp, x) if form.before_mlp else mixed
         return op.add(y, self._added(form.after_mlp, self.mlp(fed)))
+
+    def fed(self, y: Tensor) -> Tensor:
+        """What the MLP makes of the residual stream [m, hidden]."""
+        fed: Tensor = self.mlp(self._normed(self.form.before_mlp, y))
+        return fed
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         normed: Tensor = getattr(self, name)(x) if name else x
@@ -77,3 +88,20 @@ class DecoderLayer(nn.Module):
 
     def _added(self, norm: str, y: Tensor) -> Tensor:
         return scaled(self._normed(norm, y), self.scale)
+
+
+class SideBySide(nn.Module):
+    """The sum of several mixers of one input: out_i * mixer_i(in_i * x), by name (mixer_i, in_i, out_i)."""
+
+    def __init__(self, **mixers: tuple[nn.Module, float, float]) -> None:
+        self.scales = {name: (before, after) for name, (_, before, after) in mixers.items()}
+        for name, (mixer, *_) in mixers.items():
+            setattr(self, name, mixer)
+
+    def forward(self, x: Tensor, kv: StepStates, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        parts = [
+            scaled(getattr(self, name)(scaled(x, before), kv, cos, sin), after)
+            for name, (before, after) in self.scales.items()
+        ]
+        return functools.reduce(op.add, parts)

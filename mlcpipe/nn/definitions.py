@@ -230,7 +230,7 @@ def layer_norm(size: int, eps: float, dtype: str, weight_dtype: str, *, biased: 
 
 
 def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype: str, kv_dtype: str) -> tirx.PrimFunc:
-    """q dtype[m, heads, D], k and v dtype[m, kv_heads, D], cos and sin f32[m, rotary_dim / 2]
+    """q dtype[m, heads, D], k and v dtype[m, kv_heads, D] unless `kv_heads` is 0, cos and sin f32[m, rotary_dim / 2]
     -> qkv kv_dtype[m, heads + 2 kv_heads, D].
 
     The first `rotary_dim` elements of each q and k head are rotated, halves paired (Su et al. 2021, in the order
@@ -238,14 +238,17 @@ def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype:
     """
     m = _rows()
     q = te.placeholder((m, heads, head_dim), dtype, name="q")
-    k = te.placeholder((m, kv_heads, head_dim), dtype, name="k")
-    v = te.placeholder((m, kv_heads, head_dim), dtype, name="v")
+    kv = [te.placeholder((m, kv_heads, head_dim), dtype, name=name) for name in ("kv" if kv_heads else "")]
     rotation = _Rotation(m, rotary_dim, head_dim)
 
     def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
+        query = rotation.of(lambda j: q[i, h, j].astype("float32"), i, d)
+        if not kv:
+            return query.astype(kv_dtype)
+        k, v = kv
         value = tirx.if_then_else(
             h < heads,
-            rotation.of(lambda j: q[i, h, j].astype("float32"), i, d),
+            query,
             tirx.if_then_else(
                 h < heads + kv_heads,
                 rotation.of(lambda j: k[i, h - heads, j].astype("float32"), i, d),
@@ -256,7 +259,7 @@ def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype:
 
     qkv = te.compute((m, heads + 2 * kv_heads, head_dim), element, name="rope")
     facts = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
-    func = te.create_prim_func([q, k, v, rotation.cos, rotation.sin, qkv])
+    func = te.create_prim_func([q, *kv, rotation.cos, rotation.sin, qkv])
     return tag(func, "rope", **facts, dtype=dtype, kv_dtype=kv_dtype)
 
 

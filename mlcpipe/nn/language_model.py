@@ -84,6 +84,7 @@ class LanguageModel(nn.Module):
         if self.kv_dtype in QUANTIZED:
             options["activation_dtype"] = self.dtype
         options |= {"value_dim": of.value_dim, "latent": of.latent, "sinks": of.sinks, "page_group": group}
+        options["queries_only"] = of.reads is not None
         return shape(of.num_heads, of.num_kv_heads, of.head_dim, self.kv_dtype, of.softcap, **options)
 
     def attention_state(self, of: AttentionSpec, name: str, *layers: int) -> State:
@@ -101,12 +102,13 @@ class LanguageModel(nn.Module):
         """Raises ConfigError for layers that TVM's cache cannot serve: it has one shape for all."""
         kinds = {replace(of, window=None) for of in self.attentions()}
         windows = {of.window for of in self.attentions()} - {None}
+        others = len(self.attentions()) < self.facts.num_layers or any(one.kind == "slot" for one in self.states())
         if any(of.value_dim for of in kinds):
             raise ConfigError(
                 f"layers of {self.facts.model_type}", where=where, expected="keys and values of one size, stored apart",
                 found="latent or narrower values", next_step="compile for a target with kv_cache = pages",
             )  # fmt: skip
-        if len(kinds) > 1 or len(windows) > 1 or len(self.attentions()) < self.facts.num_layers:
+        if len(kinds) > 1 or len(windows) > 1 or others:
             raise ConfigError(
                 f"layers of {self.facts.model_type}", where=where, expected="attention of one shape in every layer",
                 found="several kinds of layers", next_step="compile for a target with kv_cache = pages",

@@ -30,6 +30,7 @@ class Mamba2Spec:
 
     groups   of heads that share B and C, and of channels that a norm is over
     taps     of the convolution of x, B and C, with a bias if `conv_bias`
+    bias     of the first projection, `out_bias` of the last one
     norm     of the output: "after" the gate, "before" it, or "" for none; `eps` is its epsilon
     scales   of z, x, B, C and dt as the projection makes them
     """
@@ -42,6 +43,7 @@ class Mamba2Spec:
     taps: int
     conv_bias: bool = True
     bias: bool = False
+    out_bias: bool = False
     norm: Literal["after", "before", ""] = "after"
     eps: float = 1e-5
     scales: tuple[float, ...] = ()
@@ -67,7 +69,7 @@ class Mamba2(nn.Module):
         self.conv1d = Convolution(sum(spec.parts[1:4]), spec.taps, layer, spec.conv_bias, "silu")
         self.A_log, self.dt_bias, self.D = (Float32((spec.heads,)) for _ in range(3))
         self.norm = GatedNorm(spec) if spec.norm else None
-        self.out_proj = Linear(spec.inner, spec.hidden_size, spec.bias)
+        self.out_proj = Linear(spec.inner, spec.hidden_size, spec.out_bias)
 
     def states(self, model: LanguageModel) -> list[State]:
         """The inputs of the convolution, and the matrices of the heads."""
@@ -143,6 +145,7 @@ NAMES: Mapping[str, tuple[str, int | bool]] = {
     "taps": ("mamba_d_conv", 4),
     "conv_bias": ("mamba_conv_bias", True),
     "bias": ("mamba_proj_bias", False),
+    "out_bias": ("mamba_proj_bias", False),
 }
 
 

@@ -12,6 +12,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.norm import NormSpec
+from mlcpipe.nn.rows import scaled
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -41,14 +42,23 @@ def gated(act: Activation, gate_up: Tensor) -> Tensor:
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)): x [m, hidden] -> [m, hidden]. `sub_norm`: a norm of what down multiplies."""
+    """down(act(gate(x)) * up(x)): x [m, hidden] -> [m, hidden]. `sub_norm`: a norm of what down multiplies.
+
+    `scales` multiply what gate and down make.
+    """
 
     inner = ("gate_proj", "up_proj")
 
     def __init__(
-        self, hidden_size: int, width: int, act: str, bias: bool = False, sub_norm: NormSpec | None = None
+        self,
+        hidden_size: int,
+        width: int,
+        act: str,
+        bias: bool = False,
+        sub_norm: NormSpec | None = None,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        self.act = activation(act)
+        self.act, self.scales = activation(act), scales
         self.gate_proj = Linear(hidden_size, width, bias)
         self.up_proj = Linear(hidden_size, width, bias)
         self.sub_norm = sub_norm(width) if sub_norm else None
@@ -56,8 +66,9 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        y = op.multiply(self.act(self.gate_proj(x)), self.up_proj(x))
-        return self.down_proj(self.sub_norm(y) if self.sub_norm else y)
+        of_gate, of_down = self.scales
+        y = op.multiply(self.act(scaled(self.gate_proj(x), of_gate)), self.up_proj(x))
+        return scaled(self.down_proj(self.sub_norm(y) if self.sub_norm else y), of_down)
 
 
 class FusedGatedMLP(nn.Module):

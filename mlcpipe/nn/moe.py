@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.linear import ExpertLinear, Float32, Linear
-from mlcpipe.nn.mlp import GatedMLP, activation, gated
+from mlcpipe.nn.mlp import GatedMLP, PlainMLP, activation, gated
 from mlcpipe.nn.rows import scaled
 from tir_schedules.op import tag
 
@@ -49,7 +49,7 @@ class Routing:
 
 # What families call the number of experts, and of those that a token uses.
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 
 
 def expert_counts(
@@ -90,7 +90,8 @@ class SparseMoE(nn.Module):
     """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over the chosen experts e: x [m, hidden] -> [m, hidden].
 
     An expert's gate and up are one matrix, so a token's row is read once. `shared_width`: an expert that every token
-    uses is added, with `shared_gate` times the sigmoid of a learned product with x, and times `shared_scale`.
+    uses is added, with `shared_gate` times the sigmoid of a learned product with x, and times `shared_scale`. Without
+    `gated` an expert is down_e(act(up_e(x))).
     """
 
     def __init__(
@@ -103,26 +104,32 @@ class SparseMoE(nn.Module):
         shared_width: int = 0,
         shared_gate: bool = False,
         shared_scale: float = 1.0,
+        gated: bool = True,
     ) -> None:
-        self.shared_scale = shared_scale
+        self.shared_scale, self.gated = shared_scale, gated
         self.act, self.routing, experts = activation(act), routing, routing.experts
         self.gate = Router(hidden_size, routing)
-        gate_up = [[f"experts.{e}.{name}_proj" for name in ("gate", "up")] for e in range(experts)]
-        self.experts_gate_up = ExpertLinear(experts, hidden_size, 2 * width, gate_up)
+        parts = ("gate", "up") if gated else ("up",)
+        inner = [[f"experts.{e}.{name}_proj" for name in parts] for e in range(experts)]
+        self.experts_gate_up = ExpertLinear(experts, hidden_size, len(parts) * width, inner)
         down = [[f"experts.{e}.down_proj"] for e in range(experts)]
         self.experts_down = ExpertLinear(experts, width, hidden_size, down)
         for layer in (self.experts_gate_up, self.experts_down):
             layer.weight.attrs["reads"] = Fraction(routing.chosen, experts)
-        self.shared_expert = GatedMLP(hidden_size, shared_width, act) if shared_width else None
+        shared = GatedMLP if gated else PlainMLP
+        self.shared_expert = shared(hidden_size, shared_width, act) if shared_width else None
         self.shared_expert_gate = Linear(hidden_size, 1, quantize=False) if shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
-        inner = gated(self.act, self.experts_gate_up(x, ids, shared=True))
-        outer = self.experts_down(inner, ids, shared=False)
-        y = op.tensor_expr_op(combine, "moe_combine", [weights, outer])
+        y = op.tensor_expr_op(combine, "moe_combine", [weights, self.chosen(x, ids)])
         return y if self.shared_expert is None else op.add(y, self._shared(x))
+
+    def chosen(self, x: Tensor, ids: Tensor) -> Tensor:
+        """What the experts ids i32[m, top] make of x [m, hidden] -> [m * top, hidden]."""
+        inner = self.experts_gate_up(x, ids, shared=True)
+        return self.experts_down(gated(self.act, inner) if self.gated else self.act(inner), ids, shared=False)
 
     def _shared(self, x: Tensor) -> Tensor:
         assert self.shared_expert is not None

@@ -23,7 +23,7 @@ from mlcpipe.nn.config import Fields
 from tir_schedules.op import tag
 
 Floats = NDArray[np.float32]
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def read_rope(
     if kind not in kinds:
         raise ConfigError("rope_type is not supported", where=fields.where, expected=", ".join(kinds), found=repr(kind))
     theta = fields.number("rope_theta", theta, low=1.0)
-    dim = int(head_dim * fields.number("partial_rotary_factor", partial, low=0.0, high=1.0))
+    part = fields.number("partial_rotary_factor", partial, low=0.0, high=1.0)
+    dim = head_dim if kind == "proportional" else int(head_dim * part)
     smallest = 4 if kind == "dynamic" else 2
     if dim < smallest or dim % 2:
         expected = f"an even number of at least {smallest}"
@@ -81,6 +82,9 @@ def read_rope(
     inv = (np.float32(1) / power).astype(np.float32)
     if kind == "default":
         return Rope(dim, theta, _tuple(inv))
+    if kind == "proportional":  # whole heads, of which this part has angles that are not 0
+        inv[int(part * dim // 2) :] = 0
+        return Rope(dim, theta, _tuple(inv / np.float32(fields.number("factor", 1.0, low=1e-6))))
     if kind == "linear":
         return Rope(dim, theta, _tuple(inv / np.float32(fields.number("factor", low=1e-6))))
     if kind == "dynamic":

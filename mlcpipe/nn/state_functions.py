@@ -31,7 +31,7 @@ def prefill(
     model: CausalLM, tokens: Tensor, rows: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
 ) -> Tensor:
     """tokens i32[n] of prompts -> logits f32[r, vocab] of the rows i32[r], which are written to `logits`."""
-    return _of_rows(model, _hidden(model, tokens, step, states, prefill_rows=True)[-1], rows)
+    return model.logits(_hidden(model, tokens, step, states, prefill_rows=True, wanted=rows)[-1])
 
 
 def decode_hidden(
@@ -45,7 +45,8 @@ def prefill_hidden(
     model: CausalLM, tokens: Tensor, rows: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
 ) -> Tensor:
     """As `prefill`; the draft head's input of each row is written to `hidden` f32[n, kept * hidden]."""
-    return _of_rows(model, _kept(model, tokens, hidden, step, states, prefill_rows=True), rows)
+    kept = _kept(model, tokens, hidden, step, states, prefill_rows=True)
+    return model.logits(op.tensor_expr_op(rows_of, "rows", [kept, rows]))
 
 
 def copy_pages(model: CausalLM, pairs: list[Tensor], states: list[Tensor]) -> list[Tensor]:
@@ -54,10 +55,6 @@ def copy_pages(model: CausalLM, pairs: list[Tensor], states: list[Tensor]) -> li
 
 
 _FUNCTIONS = (decode, prefill, decode_hidden, prefill_hidden, copy_pages)
-
-
-def _of_rows(model: CausalLM, hidden: Tensor, rows: Tensor) -> Tensor:
-    return model.logits(op.tensor_expr_op(rows_of, "rows", [hidden, rows]))
 
 
 def _kept(
@@ -71,10 +68,16 @@ def _kept(
 
 
 def _hidden(
-    model: CausalLM, tokens: Tensor, step: Tensor, states: list[Tensor], prefill_rows: bool, kept: Sequence[int] = ()
+    model: CausalLM,
+    tokens: Tensor,
+    step: Tensor,
+    states: list[Tensor],
+    prefill_rows: bool,
+    kept: Sequence[int] = (),
+    wanted: Tensor | None = None,
 ) -> list[Tensor]:
     kv = step_states.StepStates(model, model.states(), step, states, prefill_rows)
-    rows: list[Tensor] = model.model(model.embed(tokens), kv, kept)
+    rows: list[Tensor] = model.model(model.embed(tokens), kv, kept, tokens, wanted)
     return rows
 
 

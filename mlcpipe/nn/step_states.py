@@ -35,6 +35,7 @@ class StepStates:
         bidirectional: bool = False,
     ) -> None:
         self.step, self.tensors = step, tensors
+        self.rows: Tensor | None = None  # of the step, where it is not all of them
         self._model, self._table, self._prefill_rows, self._bidirectional = model, table, prefill_rows, bidirectional
 
     @property
@@ -49,30 +50,37 @@ class StepStates:
     def attend(self, layer: int, of: AttentionSpec, qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Store k and v of qkv [m, heads + 2 kv_heads, D] in the layer's pages and attend: -> [m, heads * v_dim].
 
-        Rows of v are padded to D; if it is `latent`, there are none.
-        `sinks` are f32[heads] if `of` says that heads have them.
+        Rows of v are padded to D; if it is `latent`, there are none. A layer that reads another's pages has queries
+        alone in `qkv`, and stores nothing. `sinks` are f32[heads] if `of` says that heads have them.
         """
-        own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and layer in state.layers)
-        shape = self._model.attention_shape(of, group_of(self._table, self._table[own]))
+        kept = layer if of.reads is None else of.reads
+        own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and kept in state.layers)
+        picked = self.rows is not None
+        shape = self._model.attention_shape(of, group_of(self._table, self._table[own]), picked_rows=picked)
         functions = _functions(self.kernels, shape, of.score_scale, of.window or 0, self._bidirectional)
         m, pages = qkv.shape[0], self.tensors[own]
         if "rotate_qkv" in functions:
             qkv = op.tensor_ir_inplace_op(functions["rotate_qkv"], "rotate_qkv", [qkv], 0, qkv)
-        pages = op.tensor_ir_inplace_op(
-            functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, Tensor.placeholder(pages.shape, "int8")
-        )
-        self.tensors[own] = pages
+        if "store_pages" in functions:
+            kind = Tensor.placeholder(pages.shape, "int8")
+            pages = op.tensor_ir_inplace_op(functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, kind)
+            self.tensors[own] = pages
         name = "attend_many" if self._prefill_rows else "attend_few"
         out = Tensor.placeholder((m, of.num_heads, of.v_dim), qkv.dtype)
         workspace = () if self._prefill_rows else shape.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
-        attended = op.tensor_ir_op(
-            functions[name], name, [qkv, self.step, pages, *([] if sinks is None else [sinks])], outputs
-        )
+        optional = [one for one in (self.rows, sinks) if one is not None]
+        attended = op.tensor_ir_op(functions[name], name, [qkv, self.step, pages, *optional], outputs)
         attended = attended if isinstance(attended, Tensor) else attended[0]
         if "rotate_out" in functions:
             attended = op.tensor_ir_inplace_op(functions["rotate_out"], "rotate_out", [attended], 0, out)
         return op.reshape(attended, (m, of.num_heads * of.v_dim))
+
+    def of_rows(self, rows: Tensor) -> StepStates:
+        """The states for some rows i32[r] of the step, in layers that store nothing; with decode's arithmetic."""
+        states = StepStates(self._model, self._table, self.step, self.tensors, prefill_rows=False)
+        states.rows = rows
+        return states
 
     def update(
         self, name: str, func: tirx.PrimFunc, kernel: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -97,10 +105,13 @@ class StepStates:
         return self._of_rows(layout.ROPE_LENGTH, rows, "rope_lengths")
 
     def _of_rows(self, field: int, rows: tirx.Expr, name: str) -> Tensor:
-        def values(step: te.Tensor) -> te.Tensor:
-            return te.compute((rows,), lambda i: step[step[field].astype("int64") + i], name=name)
+        def values(step: te.Tensor, *picked: te.Tensor) -> te.Tensor:
+            def number(i: tirx.Var) -> tirx.PrimExpr:
+                return step[step[field].astype("int64") + (picked[0][i].astype("int64") if picked else i)]
 
-        return op.tensor_expr_op(values, name, [self.step])
+            return te.compute((rows,), number, name=name)
+
+        return op.tensor_expr_op(values, name, [self.step, *([] if self.rows is None else [self.rows])])
 
 
 def argument(table: Sequence[State]) -> list[spec.Tensor]:

@@ -24,7 +24,7 @@ def fuse_rope(state: Lowering) -> Lowering:
 
     def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         op = tir_op(work, value)
-        if op is None or op.kind != "rope":
+        if op is None or op.kind != "rope" or not op.int("kv_heads"):
             return None
         *parts, cos, sin = value.args[1].fields
         found = [part for part in (_part(work, one) for one in parts) if part is not None]

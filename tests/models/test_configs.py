@@ -41,7 +41,7 @@ REFUSED_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ({"text_config": {}}, "text_config"),
     ({"vision_config": {}}, "vision_config"),
-    ({"per_layer_config": {}}, "per_layer_config"),
+    ({"per_layer_config": [1]}, "per_layer_config"),
     ({"dual_chunk_attention_config": {"chunk_size": 4}}, "dual_chunk_attention_config"),
     ({"layer_types": ["chunked_attention"] * 4}, "layer_types"),
 ]

@@ -37,11 +37,19 @@ CLIP = {**SIGLIP, "model_type": "clip_vision_model"}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}}
 IDS = {f"{name}_token_id": 250 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))}
 GEMMA = {"num_hidden_layers": 6, "sliding_window": 8, "query_pre_attn_scalar": 16}
+GEMMA4 = [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full", "full")]
 # The whole's fields, and how published files name its text model's tensors where transformers 5 does otherwise.
 WHOLES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
     "gemma3": (
         {"text_config": {**TEXT, **GEMMA}, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
         {"model.language_model.": "language_model.model.", "model.vision_tower.": "vision_tower."},
+    ),
+    "gemma4": (
+        {
+            "text_config": {**TEXT, "num_hidden_layers": 6, "num_kv_shared_layers": 3, "layer_types": GEMMA4, "global_head_dim": 32, "hidden_size_per_layer_input": 8},
+            "vision_config": {**VIT, "patch_size": 4, "position_embedding_size": 16},
+        },
+        {},
     ),
     "internvl": (
         {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": {**VIT, "image_size": [32, 32], "patch_size": [8, 8]}},
@@ -102,7 +110,8 @@ def test_tower_is_the_text_models_checkpoint(model_type: str, tmp_path: Path) ->
     text = whole.config.get_text_config()
     found = open_checkpoint(tmp_path / "whole")
     family = transformers.AutoConfig.for_model(found.config["model_type"])
-    known = {name: value for name, value in text.to_dict().items() if hasattr(family, name) and name != "model_type"}
+    fields = {*family.to_dict(), "per_layer_config"}
+    known = {name: value for name, value in text.to_dict().items() if name in fields and name != "model_type"}
     known["tie_word_embeddings"] = whole.config.tie_word_embeddings
     alone = transformers.AutoModelForCausalLM.from_config(type(family)(**known))
     body = getattr(whole.model, "language_model", None)
@@ -129,7 +138,13 @@ def test_logits_are_those_of_the_whole(tmp_path: Path) -> None:
 
 def test_sizes_that_the_file_leaves_out_are_those_of_transformers() -> None:
     """As in the published files of Gemma 3 and LLaVA."""
-    for whole, text in (("gemma3", "gemma3_text"), ("llava", "llama"), ("mistral3", "mistral"), ("internvl", "qwen2")):
+    for whole, text in (
+        ("gemma3", "gemma3_text"),
+        ("gemma4", "gemma4_text"),
+        ("llava", "llama"),
+        ("mistral3", "mistral"),
+        ("internvl", "qwen2"),
+    ):
         found = text_config({"model_type": whole, "text_config": {"model_type": text}, "vision_config": {}})
         defaults = transformers.AutoConfig.for_model(text)
         assert found == {

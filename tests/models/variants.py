@@ -31,11 +31,66 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": {**_LATENT, "topk_group": 1, "first_k_dense_replace": 1},
     "glm4_moe_lite": _LATENT,
-    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "minicpm3": {**_LATENT, "dim_model_base": 32, "q_lora_rank": 24},
     "mistral4": {**_LATENT, "head_dim": 24, "first_k_dense_replace": 1},
     "youtu": _LATENT,
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {
+        **_MAMBA,
+        "mamba_d_ssm": 128,
+        "key_multiplier": 0.4,
+        "lm_head_multiplier": 0.5,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.7,
+        "mlp_multipliers": [0.9, 0.6],
+        "ssm_multipliers": [0.6, 0.7, 0.8, 1.5, 0.9],
+    },
+    "gemma3n_text": {
+        "num_hidden_layers": 6,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full", "sliding", "full")],
+        "num_kv_shared_layers": 2,
+        "intermediate_size": [96, 48, 96, 96, 96, 64],
+        "vocab_size_per_layer_input": 100,
+        "hidden_size_per_layer_input": 8,
+        "altup_num_inputs": 3,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.8, 0.5, 0.0, 0.0, 0.9, 0.0],
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "sliding", "full")],
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 160,
+        "final_logit_softcapping": 4.0,
+        "per_layer_config": {str(i): {"head_dim": 32} for i in (1, 5)},
+    },
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "mamba2": {
+        "state_size": 16,
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "time_step_min": 1e-12,
+        "time_step_floor": 0.5,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+        "ssm_state_size": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "moe_shared_expert_intermediate_size": 48,
+        "time_step_min": 1e-12,  # a bound of transformers' prompts alone
+        "time_step_floor": 0.5,  # at which dt starts
+    },
 }
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -45,6 +100,17 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "attention_bias": True,
             "num_shared_experts": 1,
             "mup_enabled": False,
+            "tie_word_embeddings": True,
+        }
+    },
+    "bamba": {
+        "biases": {
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
             "tie_word_embeddings": True,
         }
     },
@@ -211,6 +277,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "tie_word_embeddings": False,
         }
     },
+    "mamba2": {
+        "biases": {
+            "n_groups": 1,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "tie_word_embeddings": True,
+        }
+    },
     "ministral3": {
         "growing": {
             **_rope(
@@ -278,6 +353,22 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
     },
+    "falcon_h1": {
+        "norms": {
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "projectors_bias": True,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "tie_word_embeddings": True,
+        },
+        "gated_norms": {
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    },
     "gemma": {"legacy": {"hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False, "head_dim": 24}},
     "gemma2": {
         "softcaps": {
@@ -313,6 +404,42 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "final_logit_softcapping": 5.0,
             "hub": True,
         },
+    },
+    "gemma3n_text": {
+        "active": {
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "intermediate_size": 96,
+            "activation_sparsity_pattern": None,
+            "num_kv_shared_layers": 0,
+            "attention_bias": True,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        }
+    },
+    "gemma4_text": {
+        "experts": {
+            "num_hidden_layers": 4,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")],
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "per_layer_config": {str(i): {"head_dim": 24, "num_key_value_heads": 1} for i in (1, 3)},
+            "enable_moe_block": True,
+            "top_k_experts": 2,
+            "final_logit_softcapping": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e3},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        }
     },
     "gpt2": {
         "scales": {
@@ -371,6 +498,18 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "vocab_size": 163,
             "tie_word_embeddings": False,
         },
+    },
+    "nemotron_h": {
+        "biases": {
+            "layers_block_type": ["attention", "mamba", "moe"],
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "n_groups": 4,
+            "n_group": 1,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        }
     },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
     "olmo": {"clipped": {"clip_qkv": 0.5, "attention_bias": True, "num_key_value_heads": 4, "hub": True}},

@@ -286,9 +286,8 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors, latent: bool
     hidden, heads = (metadata.integer(f"{arch}.{key}") for key in ("embedding_length", "attention.head_count"))
     if not 0 < heads <= hidden:
         raise metadata.error(f"{arch}.attention.head_count", f"1 to {hidden}", heads)
-    head_dim = metadata.integer(
-        f"{arch}." + ("rope.dimension_count" if latent else "attention.key_length"), hidden // heads
-    )
+    size = "rope.dimension_count" if latent else "attention.key_length"
+    head_dim = metadata.integer(f"{arch}.{size}", hidden // heads)
     if not latent and metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
     layer_norm, rms_norm = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))

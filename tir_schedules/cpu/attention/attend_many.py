@@ -27,7 +27,7 @@ from tir_schedules.step import Step, step_argument
 def attend_many(
     shape: AttentionShape, scale: float, window: int, tiles: Tiles, bidirectional: bool = False
 ) -> tirx.PrimFunc:
-    """qkv f32[n, qkv_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
+    """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
     A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
     Heads with sinks have their logits in an argument before `out`, f32[heads].

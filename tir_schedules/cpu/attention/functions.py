@@ -34,19 +34,19 @@ def page_functions(
 ) -> dict[str, tirx.PrimFunc]:
     """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
 
-    store_pages(qkv, step, pages)       K and V of all rows to their places, before attention
+    store_pages(qkv, step, pages)       K and V of all rows to their places, before attention; none for `queries_only`
     attend_few(qkv, step, pages, out)   decode rows
     attend_many(qkv, step, pages, out)  prefill rows; `bidirectional`: of texts whose rows attend to all others
     rotate_qkv(qkv), rotate_out(out)    where `rotated_dims`: before `store_pages` and after attention, in place
     """
     attending = {
-        "store_pages": store_pages(shape),
+        **({} if shape.queries_only else {"store_pages": store_pages(shape)}),
         "attend_few": attend_few(shape, scale, window, LATENT if shape.latent else FEW),
         "attend_many": attend_many(shape, scale, window, MANY, bidirectional),
     }
     rotating = {}
     if shape.rotated_dims:
-        rotating["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.qkv_heads, shape.head_dim)
+        rotating["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.row_heads, shape.head_dim)
         rotating["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads, shape.v_dim)
     facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
     return by_hand(attending, "", **facts) | by_hand(rotating, "", **shape.facts)

@@ -83,13 +83,18 @@ def pages_tensor(shape: AttentionShape) -> Tensor:
 
 
 def qkv_argument(shape: AttentionShape, rows: Expr) -> Tensor:
-    """q, k, v of all rows: float32[rows, qkv_heads, head_dim], as a vector."""
-    return _flat((rows, shape.qkv_heads, shape.head_dim))
+    """q, k, v of all rows: float32[rows, row_heads, head_dim], as a vector."""
+    return _flat((rows, shape.row_heads, shape.head_dim))
 
 
 def out_argument(shape: AttentionShape, rows: Expr) -> Tensor:
     """The output of attention: float32[rows, num_heads, v_dim], as a vector."""
     return _flat((rows, shape.num_heads, shape.v_dim))
+
+
+def rows_argument(shape: AttentionShape, rows: Expr) -> dict[str, Tensor]:
+    """The argument `rows` i32[rows] of functions for `picked_rows`; none for others."""
+    return {"rows": Tensor((rows,), "int32")} if shape.picked_rows else {}
 
 
 def sinks_argument(shape: AttentionShape) -> dict[str, Tensor]:

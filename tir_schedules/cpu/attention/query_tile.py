@@ -29,7 +29,7 @@ class QueryTile:
     def begin(self, qkv: Buffer, scale: Expr) -> None:
         shape = self.shape
         self.state.begin()
-        self.state.load_query(qkv, lambda r: self._at(r, shape.qkv_heads) * shape.head_dim, scale, self.used)
+        self.state.load_query(qkv, lambda r: self._at(r, shape.row_heads) * shape.head_dim, scale, self.used)
 
     def finish(self, sinks: Sequence[Buffer], out: Buffer) -> None:
         """out = weighted mean of values; `sinks`: none, or logits f32[heads]."""

@@ -18,7 +18,7 @@ _MANY_TOKENS = 16
 
 
 def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
-    """qkv f32[n, qkv_heads, D], step i32[k]: K and V of all rows to pages int8[P, page_bytes]."""
+    """qkv f32[n, row_heads, D], step i32[k]: K and V of all rows to pages int8[P, page_bytes]."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     n = tirx.Var("n", "int64")
     arguments = {
@@ -32,7 +32,7 @@ def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
             with I.If(step.stores(t)), I.Then():
                 page, slot = (value(x) for x in step.place(t))
                 with I.serial(0, kv_heads) as h:
-                    k = value((t * shape.qkv_heads + heads + h) * dim)
+                    k = value((t * shape.row_heads + heads + h) * dim)
                     _store_k(shape, qkv, k, pages, page, slot, h)
                     if not shape.latent:
                         _store_v(shape, qkv, k + kv_heads * dim, pages, page, slot, h)

@@ -29,6 +29,7 @@ from tir_schedules.gpu.attention.pages import (
     byte_pages_argument,
     heads_argument,
     qkv_argument,
+    rows_argument,
     sinks_argument,
 )
 from tir_schedules.gpu.attention.step_keys import RowKeys
@@ -40,17 +41,19 @@ _PARTS = 32  # at most, of a row's keys, where the tile does not say how many wo
 
 
 def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTile = DecodeTile()) -> tirx.PrimFunc:
-    """qkv [n, qkv_heads, D], step i32[k], pages -> out [n, heads, v_dim]: row i sees keys up to its position.
+    """qkv [n, row_heads, D], step i32[k], pages -> out [n, heads, v_dim]: row i sees keys up to its position.
 
     K and V of all rows are in pages already. `window`: how many keys a row sees, its own included; 0: all. Results of
-    parts go to `values` and `sums`, f32 vectors of the sizes `shape.workspace`. Heads with sinks have their logits in
-    an argument before `out`, f32[heads].
+    parts go to `values` and `sums`, f32 vectors of the sizes `shape.workspace`. Some rows of the step
+    alone have their numbers in `rows` i32[n] after the pages. Heads with sinks have their logits in an argument before
+    `out`, f32[heads].
     """
     n, k = tirx.Var("n", "int64"), tirx.Var("k", "int64")
     arguments: dict[str, Argument] = {
         "qkv": qkv_argument(shape, n),
         "step": step_argument(k, shape.page_group),
         "pages": byte_pages_argument(shape),
+        **rows_argument(shape, n),
         **sinks_argument(shape),
         "out": heads_argument(shape, n),
         **{name: Tensor((size,), "float32") for name, size in zip(("values", "sums"), shape.workspace)},
@@ -61,6 +64,7 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
 
     def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:
         *sinks, out, values, sums = rest
+        step = replace(step, rows=sinks.pop(0)) if shape.picked_rows else step
         rows, at_once = RowKeys(step, pages), MAX_ROW_PARTS // split.most
         threads, groups = tile.threads, shape.num_kv_heads
         if shape.subgroup:

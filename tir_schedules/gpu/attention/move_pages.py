@@ -16,7 +16,7 @@ INFINITY_BITS = 0x7F800000
 
 
 def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
-    """qkv [n, qkv_heads, D], step i32[k]: K and V of every row to its slot of pages int8[P, page_bytes]."""
+    """qkv [n, row_heads, D], step i32[k]: K and V of every row to its slot of pages int8[P, page_bytes]."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     n = tirx.Var("n", "int64")
     arguments: dict[str, Argument] = {

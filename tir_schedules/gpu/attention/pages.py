@@ -213,8 +213,8 @@ def cache_heads_argument(shape: AttentionShape, rows: Expr) -> Tensor:
 
 
 def qkv_argument(shape: AttentionShape, rows: Expr) -> Tensor:
-    """Rows of queries, keys and values [rows, qkv_heads, head_dim]."""
-    return Tensor((rows, shape.qkv_heads, shape.head_dim), shape.row_dtype)
+    """Rows of queries, keys and values [rows, row_heads, head_dim]."""
+    return Tensor((rows, shape.row_heads, shape.head_dim), shape.row_dtype)
 
 
 def kv_argument(shape: AttentionShape, *rows: Expr) -> Tensor:
@@ -225,6 +225,11 @@ def kv_argument(shape: AttentionShape, *rows: Expr) -> Tensor:
 def sums_argument(shape: AttentionShape, rows: Expr) -> Tensor:
     """Log-sum-exps in base 2: f32[rows, num_heads + sum_heads], of which the last hold nothing."""
     return Tensor((rows, shape.num_heads + shape.sum_heads), "float32")
+
+
+def rows_argument(shape: AttentionShape, rows: Expr) -> dict[str, Tensor]:
+    """The argument `rows` i32[rows] of functions for `picked_rows`; none for others."""
+    return {"rows": Tensor((rows,), "int32")} if shape.picked_rows else {}
 
 
 def sinks_argument(shape: AttentionShape) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ def tokens(shape: AttentionShape, number: int, length: int) -> tuple[Array, Arra
 
 
 def qkv_of(shape: AttentionShape, spans: Sequence[Span]) -> Array:
-    """The rows of a step [n, qkv_heads, D]."""
+    """The rows of a step [n, row_heads, D]."""
     rows = [np.concatenate(tokens(shape, span.of, span.end), axis=1)[span.begin :] for span in spans]
     return np.concatenate(rows)
 

@@ -1,0 +1,186 @@
+"""Gemma 4 (Google 2026): heads by layer, layers that read the keys of others, rows for each layer, experts beside.
+
+Models: the text of Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
+from mlcpipe.models.gemma2 import embedding_scale
+from mlcpipe.models.gemma3n_text import reads_of
+from mlcpipe.nn import per_layer
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention_spec import AttentionSpec
+from mlcpipe.nn.base_config import BaseConfig, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import Fields, layer_windows
+from mlcpipe.nn.decoder_layer import SANDWICH_NORM, DecoderLayer
+from mlcpipe.nn.kv_cache import PagedKVCache
+from mlcpipe.nn.linear import Float32, Linear
+from mlcpipe.nn.moe import Routing, SparseMoE, combine, expert_counts, route
+from mlcpipe.nn.names import CheckpointNames
+from mlcpipe.nn.norm import NormSpec, rms_norm
+from mlcpipe.nn.per_layer import PerLayerInputs, PerLayerUpdate
+from mlcpipe.nn.rope import Rope
+from mlcpipe.nn.rows import scaled
+from mlcpipe.nn.step_states import StepStates
+
+DEFAULTS = replace(GEMMA2_DEFAULTS, positions=1 << 17, num_kv_heads=4, norm=NormSpec())
+FULL, SLIDING = "full_attention", "sliding_attention"
+ROPES: Mapping[str, Mapping[str, Any]] = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+ROPE_KINDS = ("default", "linear", "proportional")
+NAMES = CheckpointNames(top=per_layer.NAMES, layer={
+    **per_layer.LAYER_NAMES,
+    "moe.experts": "experts",
+    "moe.gate": "router",
+    "moe.before": "pre_feedforward_layernorm_2",
+    "moe.after": "post_feedforward_layernorm_2",
+    "moe.after_mlp": "post_feedforward_layernorm_1",
+})  # fmt: skip
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Gemma 4 text config.json. Raises ConfigError for unsupported fields."""
+    base = read_base(
+        config, DEFAULTS, use_bidirectional_attention=[None, "vision"], rope_scaling=[None], mlp_bias=[None, False]
+    )
+    fields, layers, hidden = base.fields, base.num_layers, base.hidden_size
+    windows = list(
+        layer_windows(fields, fields.integer("sliding_window", 512), [(i + 1) % 6 != 0 for i in range(layers)])
+    )
+    windows[-1] = None
+    size = fields.integer("hidden_size_per_layer_input", 256, low=0)
+    reads = reads_of(base, windows)
+    specs = attentions(base, windows, reads)
+    ropes, rope_of = _ropes(base, specs)
+    double = fields.flag("use_double_wide_mlp", False)
+
+    def layer(i: int) -> Gemma4Layer:
+        width = base.intermediate_size * (2 if double and reads[i] is not None else 1)
+        made = Gemma4Layer(Attention(specs[i], i), base.mlp(width=width), hidden, base.norm, SANDWICH_NORM)
+        made.moe = _experts(base) if fields.flag("enable_moe_block", False) else None
+        made.per_layer = PerLayerUpdate(i, size, hidden, base.act, base.norm) if size else None
+        return made
+
+    facts = base.facts(
+        ropes,
+        rope_of,
+        logit_softcap=fields.optional_number("final_logit_softcapping", None, low=1e-6) or 0.0,
+        embedding_scale=embedding_scale(base),
+    )
+    inputs = None
+    if size:
+        tokens = fields.integer("vocab_size_per_layer_input", 262_144)
+        inputs = PerLayerInputs(tokens, layers, size, hidden, base.norm)
+    return CausalLM(facts, [layer(i) for i in range(layers)], base.norm, per_layer=inputs)
+
+
+def attentions(base: BaseConfig, windows: Sequence[int | None], reads: Sequence[int | None]) -> list[AttentionSpec]:
+    """The attention of each layer: full ones have heads of their own width and number, by either way to say so."""
+    fields = base.fields
+    bias, same = fields.flag("attention_bias", False), fields.flag("attention_k_eq_v", False)
+    wide = {"head_dim": fields.integer("global_head_dim", 512, high=1024)}
+    if same and fields.get("num_global_key_value_heads") is not None:
+        wide["num_kv_heads"] = fields.integer("num_global_key_value_heads")
+    stated = fields.get("per_layer_config")
+    table = Fields(fields.table("per_layer_config"), "config.json per_layer_config")
+
+    def sizes(i: int, window: int | None) -> dict[str, int]:
+        if stated is None:
+            return {} if window else wide
+        own = Fields(table.table(str(i)), table.where)
+        names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
+        own.refuse(**{name: () for name in own.values if name not in names})
+        return {to: own.integer(name) for name, to in names.items() if name in own.values}
+
+    return [
+        base.attention(
+            window=window, reads=reads[i], norm="head", value_norm=True, scale=1.0, qkv_bias=bias, o_bias=bias,
+            keys_as_values=same and window is None, **sizes(i, window),
+        )
+        for i, window in enumerate(windows)
+    ]  # fmt: skip
+
+
+def _ropes(base: BaseConfig, specs: Sequence[AttentionSpec]) -> tuple[list[Rope], list[int]]:
+    """The frequencies of each kind of layer, and which are those of each layer."""
+    tables = Fields(base.fields.get("rope_parameters", ROPES), "config.json rope_parameters")
+    tables.refuse(**{name: () for name in tables.values if name not in ROPES})
+    kinds = [(SLIDING if spec.window else FULL, spec.head_dim) for spec in specs]
+    known = list(dict.fromkeys(kinds))
+    ropes = [
+        replace(base, head_dim=size).read_rope(tables.table(kind), base.theta, partial=1.0, kinds=ROPE_KINDS)
+        for kind, size in known
+    ]
+    return ropes, [known.index(kind) for kind in kinds]
+
+
+class Gemma4Layer(DecoderLayer):
+    """A layer with four norms, whose MLP may have experts beside it; then its token's update, and a scale."""
+
+    moe: Experts | None = None
+    per_layer: PerLayerUpdate | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.layer_scalar = Float32((1,))
+
+    def fed(self, y: Tensor) -> Tensor:
+        """What the MLP, and the experts beside it, make of the residual stream [m, hidden]."""
+        fed = super().fed(y)
+        return fed if self.moe is None else op.add(self.moe.after_mlp(fed), self.moe(y))
+
+    def forward(
+        self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor, inputs: Tensor | None = None
+    ) -> Tensor:
+        """x [m, hidden], inputs [m, layers * size] of `PerLayerInputs` -> [m, hidden]."""
+        y = super().forward(x, kv, cos, sin)
+        if self.per_layer is not None:
+            y = op.add(y, self.per_layer(y, inputs))
+        scalar = self.layer_scalar if y.dtype == "float32" else op.astype(self.layer_scalar, y.dtype)
+        return op.multiply(y, scalar)
+
+
+class Gate(nn.Module):
+    """Logits of experts: proj(norm(x) * scale) / sqrt(hidden), the norm without other weights."""
+
+    def __init__(self, hidden_size: int, experts: int, norm: NormSpec) -> None:
+        self.eps, self.root, self.scale = norm.eps, hidden_size**0.5, nn.Parameter((hidden_size,))
+        self.proj = Linear(hidden_size, experts, quantize=False)
+        self.per_expert_scale = Float32((experts,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, experts]."""
+        return scaled(self.proj(rms_norm(x, self.eps, self.scale)), 1 / self.root)
+
+
+class Experts(SparseMoE):
+    """after(sum of weight_e * scale_e * expert_e(before(x))), routed by x. `after_mlp` is the dense MLP's norm."""
+
+    def __init__(self, base: BaseConfig, width: int, routing: Routing) -> None:
+        super().__init__(base.hidden_size, width, routing, base.act)
+        self.gate = Gate(base.hidden_size, routing.experts, base.norm)
+        self.before, self.after, self.after_mlp = (base.norm(base.hidden_size) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        weights, ids = route(self.gate(x), self.routing)
+        scales = op.take(self.gate.per_expert_scale, op.reshape(ids, (ids.shape[0] * self.routing.chosen,)), axis=0)
+        weights = op.multiply(weights, op.reshape(scales, weights.shape))
+        outer = self.chosen(self.before(x), ids)
+        return self.after(op.tensor_expr_op(combine, "moe_combine", [weights, outer]))
+
+
+def _experts(base: BaseConfig) -> Experts:
+    experts, chosen = expert_counts(base.fields)
+    return Experts(base, base.fields.integer("moe_intermediate_size"), Routing(experts, chosen, normalize=True))

@@ -145,8 +145,7 @@ class Heads:
 
 def has_q4(*dims: int) -> bool:
     """Whether heads whose K and V have so many dimensions can be kept as q4."""
-    return math.gcd(*dims) % _FLAGS = ("all_slide", "sinks", "latent", "queries_only", "picked_rows")
-_LEAST_GROUP == 0
+    return math.gcd(*dims) % _LEAST_GROUP == 0
 
 
 # The functions of the cache that attend: a rule may make them again with other knobs.

@@ -38,10 +38,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 def _routing(fields: Fields) -> Routing:
     """Weights are scores as they are, whatever `norm_topk_prob` says."""
     method = fields.get("topk_method", GREEDY)
+    known = f"{GREEDY} or {BY_GROUP}"
     if method not in (GREEDY, BY_GROUP):
-        raise ConfigError(
-            "field topk_method", where=fields.where, expected=f"{GREEDY} or {BY_GROUP}", found=repr(method)
-        )
+        raise ConfigError("field topk_method", where=fields.where, expected=known, found=repr(method))
     grouped = grouped_routing(fields, *expert_counts(fields, 64), normalize=False)
     grouped = replace(grouped, score="softmax", bias=False, normalize=False, epsilon=0.0, group_score="max")
     return grouped if method == BY_GROUP else replace(grouped, groups=1, top_groups=1)

@@ -43,8 +43,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     beta, length = rope.number("llama_4_scaling_beta", 0.0), rope.integer("original_max_position_embeddings", 8192)
     growth = (beta, length) if beta else None
     mixers = latent_mixers(base, kv_rank=256, q_rank=1024, nope=nope, growth=growth, rope=table)
-    routing = replace(
-        grouped_routing(fields, *expert_counts(fields, 128, 4), normalize=True), score="softmax", bias=False
-    )
+    routing = grouped_routing(fields, *expert_counts(fields, 128, 4), normalize=True)
+    routing = replace(routing, score="softmax", bias=False)
     mlp = sparse_after(base, routing, dense=0, shared=fields.integer("n_shared_experts", 1, low=0), width=2048)
     return decoder(base, mixers, mlp, ropes=[base.read_rope(table, base.theta)])

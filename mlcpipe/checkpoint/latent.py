@@ -8,6 +8,7 @@ kept as float16: 2 bytes a number, and no second rounding to codes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import MappingProxyType
@@ -43,10 +44,9 @@ def split_latent(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _parts(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[Matrix]:
-    heads, nope = (checkpoint.config.get(name) for name in ("num_attention_heads", "qk_nope_head_dim"))
+    heads, nope = (_size(checkpoint, name) for name in ("num_attention_heads", "qk_nope_head_dim"))
     shape = tensor.shape
-    fits = type(heads) is int and type(nope) is int and heads > 0 and nope > 0 and len(shape) == 2
-    if not fits or shape[0] % heads or shape[0] // heads <= nope:
+    if not heads or not nope or len(shape) != 2 or shape[0] % heads or shape[0] // heads <= nope:
         raise CheckpointError(
             f"tensor {shown(tensor.name)} does not fit config.json", where=shown_path(tensor.file),
             expected="a matrix with the same number of rows for each head, more than qk_nope_head_dim",
@@ -67,15 +67,20 @@ def _parts(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[Matrix]:
     place = (tensor.file, tensor.offset)
     nbytes = tensor.nbytes * of_keys.size // shape[0]
     yield Matrix(f"{stem}.k_b_proj.weight", (heads * rank, nope), dtype, *place, nbytes, _no_codes, values=keys)
-    codes: Callable[[], Parts] = (
-        tensor.parts if isinstance(tensor, Matrix) else lambda: checkpoint.read_parts(tensor.name)
-    )
+    codes: Callable[[], Parts] = functools.partial(checkpoint.read_parts, tensor.name)
+    codes = tensor.parts if isinstance(tensor, Matrix) else codes
     plain = tensor.dtype in FLOAT_DTYPES or (isinstance(tensor, Matrix) and tensor.values is not None)
     yield Matrix(
         f"{stem}.v_b_proj.weight", (len(of_values), rank), tensor.dtype, *place, tensor.nbytes - nbytes,
         lambda: codes().map(lambda part: part[of_values]), getattr(tensor, "zero", 0), values if plain else None,
         getattr(tensor, "columns", None),
     )  # fmt: skip
+
+
+def _size(checkpoint: Checkpoint, name: str) -> int:
+    """A positive integer of config.json, else 0."""
+    found = checkpoint.config.get(name)
+    return found if type(found) is int and found > 0 else 0
 
 
 def _no_codes() -> Parts:

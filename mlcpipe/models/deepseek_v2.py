@@ -23,12 +23,13 @@ from mlcpipe.nn.moe import Routing, expert_counts
 __all__ = ["GGUF", "NAMES", "build"]
 
 DEFAULTS = Defaults(positions=2048)
+ROUTER: dict[str, list[Any]] = {"scoring_func": [None, "softmax"], "moe_layer_freq": [None, 1]}
 GREEDY, BY_GROUP = "greedy", "group_limited_greedy"
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a DeepSeek-V2 config.json. Raises ConfigError for unsupported fields."""
-    base = read_latent_base(config, DEFAULTS, scoring_func=[None, "softmax"], moe_layer_freq=[None, 1])
+    base = read_latent_base(config, DEFAULTS, ROUTER | {"norm_topk_prob": [None, False]})
     mixers = latent_mixers(base)
     shared = base.fields.integer("n_shared_experts", 2, low=0)
     mlp = sparse_after(base, _routing(base.fields), dense=0, shared=shared, width=1407)
@@ -36,14 +37,16 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 def _routing(fields: Fields) -> Routing:
-    """Weights are scores as they are, whatever `norm_topk_prob` says."""
+    """Weights are scores as they are."""
     method = fields.get("topk_method", GREEDY)
     known = f"{GREEDY} or {BY_GROUP}"
     if method not in (GREEDY, BY_GROUP):
         raise ConfigError("field topk_method", where=fields.where, expected=known, found=repr(method))
     grouped = grouped_routing(fields, *expert_counts(fields, 64), normalize=False)
     grouped = replace(grouped, score="softmax", bias=False, normalize=False, epsilon=0.0, group_score="max")
-    return grouped if method == BY_GROUP else replace(grouped, groups=1, top_groups=1)
+    if method == GREEDY:
+        fields.refuse(n_group=[None, 1])
+    return grouped
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

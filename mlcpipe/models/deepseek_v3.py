@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from mlcpipe.models.glm4_moe import NAMES, grouped_routing, sparse_after
@@ -26,11 +27,12 @@ DEFAULTS = Defaults(positions=4096)
 ROUTER: Mapping[str, list[Any]] = {
     "scoring_func": [None, "sigmoid"], "topk_method": [None, "noaux_tc"], "moe_layer_freq": [None, 1],
 }  # fmt: skip
+_NEUTRAL: Mapping[str, list[Any]] = {"mlp_bias": [None, False], "sliding_window": [None], "index_topk": [None]}
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a DeepSeek-V3 config.json. Raises ConfigError for unsupported fields."""
-    base = read_latent_base(config, DEFAULTS, **ROUTER)
+    base = read_latent_base(config, DEFAULTS, ROUTER)
     fields = base.fields
     mixers = latent_mixers(base)
     routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True, groups=(8, 4))
@@ -39,14 +41,18 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 def read_latent_base(
-    config: Mapping[str, Any], defaults: Defaults, nope: int = 128, rope: int = 64, **neutral: Sequence[Any]
+    config: Mapping[str, Any],
+    defaults: Defaults,
+    neutral: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    *,
+    nope: int = 128,
+    rope: int = 64,
 ) -> BaseConfig:
     """The shared fields; `head_dim` is that of the rotated part of heads. Raises ConfigError.
 
     `nope` and `rope` are the family's default sizes.
     """
-    neutral = {"mlp_bias": [None, False], "sliding_window": [None], "index_topk": [None]} | neutral
-    base = read_base(config, defaults, **neutral)
+    base = read_base(config, defaults, **_NEUTRAL, **neutral)
     fields, rotated = base.fields, base.fields.integer("qk_rope_head_dim", rope, low=2, high=1024)
     whole = rotated + fields.integer("qk_nope_head_dim", nope, high=1024)
     fields.refuse(num_key_value_heads=[None, base.num_heads], head_dim=[None, rotated, whole])

@@ -26,7 +26,7 @@ DENSE, SPARSE = "dense", "sparse"
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a GLM 4 MoE Lite config.json. Raises ConfigError for unsupported fields."""
-    base = read_latent_base(config, DEFAULTS, NOPE, **ROUTER)
+    base = read_latent_base(config, DEFAULTS, ROUTER, nope=NOPE)
     fields, count = base.fields, base.num_layers
     mixers = latent_mixers(base, q_rank=768, nope=NOPE, value=256)
     routing = grouped_routing(fields, *expert_counts(fields, 64, 4), normalize=True)

@@ -23,7 +23,7 @@ NOPE, ROPE = 64, 32
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a MiniCPM 3 config.json. Raises ConfigError for unsupported fields."""
-    base = read_latent_base(config, DEFAULTS, NOPE, ROPE, rope_interleave=[None, False])
+    base = read_latent_base(config, DEFAULTS, {"rope_interleave": [None, False]}, nope=NOPE, rope=ROPE)
     fields, layers, hidden = base.fields, base.num_layers, base.hidden_size
     value = hidden // base.num_heads
     mixers = latent_mixers(base, kv_rank=256, q_rank=768, nope=NOPE, value=value, interleaved=False)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mlcpipe.models.deepseek_v2 import ROUTER
 from mlcpipe.models.deepseek_v3 import latent_mixers, read_latent_base
 from mlcpipe.models.glm4_moe import NAMES, grouped_routing, sparse_after
 from mlcpipe.nn.base_config import Defaults
@@ -34,7 +35,7 @@ DEFAULT_ROPE: Mapping[str, Any] = {
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Mistral 4 config.json. Raises ConfigError for unsupported fields."""
-    base = read_latent_base(config, DEFAULTS, NOPE, scoring_func=[None, "softmax"], moe_layer_freq=[None, 1])
+    base = read_latent_base(config, DEFAULTS, ROUTER, nope=NOPE)
     fields = base.fields
     rope = Fields(rope_table(fields) or DEFAULT_ROPE, "config.json rope_parameters")
     nope = fields.integer("qk_nope_head_dim", NOPE, high=1024)

@@ -32,7 +32,6 @@ MIXED = (("mixtral", "Q4_K+Q3_K"), ("qwen3_moe", "Q8_0+F16"), ("gpt_oss", "MXFP4
 FIELDS: dict[str, dict[str, Any]] = {
     "bitnet": {"tie_word_embeddings": True},
     "cohere2_moe": {"mlp_layer_types": ["dense", "sparse", "sparse"], "prefix_dense_intermediate_size": 48},
-    "deepseek_v2": {"n_group": 1},
     "falcon": {"num_kv_heads": 1},
     "qwen3_moe": {"norm_topk_prob": True},
     "gemma2": {"query_pre_attn_scalar": 16},

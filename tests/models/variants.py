@@ -28,7 +28,7 @@ _YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16,
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
-    "deepseek_v2": _LATENT,
+    "deepseek_v2": {**_LATENT, "n_group": 1},
     "deepseek_v3": {**_LATENT, "topk_group": 1, "first_k_dense_replace": 1},
     "glm4_moe_lite": _LATENT,
     "minicpm3": {**_LATENT, "dim_model_base": 32, "q_lora_rank": 24},
@@ -152,7 +152,6 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "v_head_dim": 24,
             "first_k_dense_replace": 1,
             "attention_bias": True,
-            "norm_topk_prob": True,
             "hub": True,
         },
     },

@@ -387,6 +387,13 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = values.squeeze(1)
         if parts[-2] in ("k_b_proj", "v_b_proj"):
             values = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+            if kind == "minicpm3" and parts[-2] == "k_b_proj":
+                others = source.read(name.replace("k_b_proj", "v_b_proj"))
+                rows = [values.swapaxes(1, 2), others.reshape(len(values), -1, others.shape[1])]
+                name, values = name.replace("k_b_proj", "kv_b_proj"), np.concatenate(rows, axis=1)
+                values = values.reshape(-1, values.shape[2])
+            elif kind == "minicpm3":
+                continue
         name = name.replace("mlp.ffn_sub_norm", "mlp.ffn_layernorm").replace("attn_sub_norm", "inner_attn_ln")
         if kind.startswith("granite"):
             name = name.replace(".shared_mlp.", ".mlp.shared_expert.")

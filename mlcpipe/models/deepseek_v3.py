@@ -62,7 +62,7 @@ def read_latent_base(
 
 def latent_mixers(
     base: BaseConfig, *, kv_rank: int = 512, q_rank: int = 1536, nope: int = 128, value: int = 128,
-    interleaved: bool = True, growth: tuple[float, int] | None = None, rope: Mapping[str, Any] | None = None,
+    interleaved: bool = True, growth: tuple[float, int, int] | None = None, rope: Mapping[str, Any] | None = None,
 ) -> list[Mixer]:  # fmt: skip
     """The attention of all layers; the sizes are the family's defaults. Raises ConfigError.
 

@@ -42,7 +42,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     rope.refuse(partial_rotary_factor=[None, base.head_dim / (nope + base.head_dim)])
     table = {name: value for name, value in rope.values.items() if name != "partial_rotary_factor"}
     beta, length = rope.number("llama_4_scaling_beta", 0.0), rope.integer("original_max_position_embeddings", 8192)
-    growth = (beta, length) if beta else None
+    growth = (beta, length, 0) if beta else None
     mixers = latent_mixers(base, kv_rank=256, q_rank=1024, nope=nope, growth=growth, rope=table)
     routing = grouped_routing(fields, *expert_counts(fields, 128, 4), normalize=True)
     routing = replace(routing, score="softmax", bias=False)

@@ -51,7 +51,7 @@ class LatentSpec:
     scale: float
     bias: bool = False
     interleaved: bool = True
-    growth: tuple[float, int] | None = None
+    growth: tuple[float, int, int] | None = None
 
     @property
     def cached(self) -> AttentionSpec:

@@ -1,7 +1,8 @@
 """Splits tensors that stack all experts into the matrices and biases of single experts.
 
 gpt-oss: `gate_up_proj` [experts, hidden, 2 * width] and `down_proj` [experts, width, hidden] have inputs as rows; gate
-and up take turns as columns. `gate_up_proj_bias` is [experts, 2 * width], `down_proj_bias` [experts, hidden].
+and up take turns as columns. `gate_up_proj_bias` is [experts, 2 * width], `down_proj_bias` [experts, hidden]. Llama 4
+has the same without biases, all columns of gate first.
 
 Others as transformers 5 has them: `experts.gate_up_proj` [experts, 2 * width, hidden], gate rows first, and
 `experts.down_proj` [experts, hidden, width]. Granite calls them `input_linear.weight` and `output_linear.weight` of
@@ -31,9 +32,9 @@ from mlcpipe.support.json_files import shown, shown_path
 
 MAX_EXPERTS = 4096
 MAX_TENSORS = 400_000  # of experts; gpt-oss-120b has 27,648
-# The modules of an expert whose rows a stacked one holds: rows from `first` on, every `step`-th.
+# The modules of an expert whose rows a stacked one holds.
 PARTS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_FAMILY = "gpt_oss"
+_TURNED_FAMILIES = {"gpt_oss": True, "llama4_text": False}  # whether gate and up take turns
 _TURNED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 _FUSED = re.compile(
     r"(?P<block>.+)\.experts\.(?P<projection>gate_up_proj|down_proj)"
@@ -48,10 +49,10 @@ _RANKS = {"weight": 3, "bias": 2}
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     """The same checkpoint with one tensor per expert. Raises CheckpointError for a stack of another form."""
-    turned = checkpoint.config.get("model_type") == _FAMILY
+    turns = _TURNED_FAMILIES.get(str(checkpoint.config.get("model_type")))
     tensors: dict[str, TensorInfo] = {}
     for tensor in checkpoint.tensors.values():
-        for one in _singles(tensor, turned):
+        for one in _singles(tensor, turns):
             if tensors.setdefault(one.name, one) is not one:
                 raise CheckpointError(f"tensor {shown(one.name)} is stored twice", where=shown_path(one.file))
         if tensor.name not in tensors:
@@ -65,13 +66,16 @@ def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     )  # fmt: skip
 
 
-def _singles(tensor: TensorInfo, turned: bool) -> Iterator[TensorInfo]:
-    """The tensors of each expert of a stack, `turned` (transposed) or not; or the tensor itself."""
+def _singles(tensor: TensorInfo, turns: bool | None) -> Iterator[TensorInfo]:
+    """The tensors of each expert of a stack, or the tensor itself.
+
+    `turns`: None for stacks that are not transposed, else whether gate and up take turns as columns.
+    """
     module, _, part = tensor.name.rpartition(".")
     match = _TURNED.fullmatch(tensor.name)
-    if turned and match is not None:
-        yield from _turned(tensor, *match.groups())
-    elif not turned and (match := _FUSED.fullmatch(tensor.name)) is not None:
+    if turns is not None and match is not None:
+        yield from _turned(tensor, turns, *match.groups())
+    elif turns is None and (match := _FUSED.fullmatch(tensor.name)) is not None:
         yield from _fused(tensor, match)
     elif part in _RANKS and _ALIKE.fullmatch(module):
         for expert, parts in alike(module, {part: tensor}, _RANKS[part]):
@@ -154,8 +158,8 @@ def _fused(stack: TensorInfo, match: re.Match[str]) -> Iterator[TensorInfo]:
             yield replace(rows_of(part_of(stack, expert), i, len(names)), name=f"{found}.weight")
 
 
-def _turned(stack: TensorInfo, module: str, projection: str, bias: str | None) -> Iterator[Matrix]:
-    """The tensors of each expert of gpt-oss."""
+def _turned(stack: TensorInfo, turns: bool, module: str, projection: str, bias: str | None) -> Iterator[Matrix]:
+    """The tensors of each expert of a transposed stack."""
     parts = PARTS[projection]
     check_experts(stack, 2 if bias else 3, len(parts), -1)
     check_tensor(stack, FLOAT_DTYPES, stack.shape)
@@ -164,22 +168,23 @@ def _turned(stack: TensorInfo, module: str, projection: str, bias: str | None) -
     suffix = "bias" if bias else "weight"
     for expert in range(stack.shape[0]):
         part = part_of(stack, expert)
-        for first, name in enumerate(parts):
+        for i, name in enumerate(parts):
+            columns = slice(i, None, len(parts)) if turns else slice(i * rows, (i + 1) * rows)
             yield Matrix(
                 f"{module}.{expert}.{name}.{suffix}", shape, stack.dtype, part.file, part.offset,
-                part.nbytes // len(parts), _no_codes, values=_Rows(part, first, len(parts)),
+                part.nbytes // len(parts), _no_codes, values=_Rows(part, columns),
             )  # fmt: skip
 
 
 class _Rows:
-    """Reads the rows of an expert's module: every `step`-th stored column."""
+    """Reads the rows of an expert's module: some of the stored columns."""
 
-    def __init__(self, stored: TensorInfo, first: int, step: int) -> None:
-        self.stored, self.first, self.step = stored, first, step
+    def __init__(self, stored: TensorInfo, columns: slice) -> None:
+        self.stored, self.columns = stored, columns
 
     def __call__(self) -> NDArray[np.float32]:
         stored = scales_of(self.stored)
-        return np.ascontiguousarray(widened(stored[..., self.first :: self.step].T))
+        return np.ascontiguousarray(widened(stored[..., self.columns].T))
 
 
 def _no_codes() -> Parts:

@@ -18,6 +18,7 @@ from mlcpipe.checkpoint.expert_stacks import unstacked
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
 from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
 from mlcpipe.checkpoint.quantized import quantized
+from mlcpipe.checkpoint.remote_code import known
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, check_name, read_header
 from mlcpipe.checkpoint.text_tower import text_tower
 from mlcpipe.checkpoint.tied import settled
@@ -59,7 +60,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     whole = Checkpoint(folder, config, generation_config, ordered, files)
-    return settled(upright(unstacked(quantized(text_tower(whole)))))
+    return settled(upright(unstacked(quantized(known(text_tower(whole))))))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -15,6 +15,7 @@ from mlcpipe.checkpoint.gguf.checkpoint import open_gguf
 from mlcpipe.checkpoint.gguf.families import ROPE_FACTORS
 from mlcpipe.checkpoint.gguf.header import parse_header
 from mlcpipe.checkpoint.quantized import without_quantization
+from mlcpipe.checkpoint.remote_code import known
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.checkpoint.text_tower import text_tower
 from mlcpipe.checkpoint.transfer import RemoteFile, read_range
@@ -37,7 +38,7 @@ def config_preview(folder: Path) -> Checkpoint:
     generation = folder / GENERATION_CONFIG
     generation_config = read_config(generation) if generation.exists() else {}
     config = read_config(folder / CONFIG)
-    return without_quantization(text_tower(Checkpoint(folder, config, generation_config, _NO_TENSORS, ())))
+    return without_quantization(known(text_tower(Checkpoint(folder, config, generation_config, _NO_TENSORS, ()))))
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     table = Fields(rope_table(base.fields) or DEFAULT_ROPE, "config.json rope_parameters")
     rope = base.read_rope(table.values, base.theta)
     beta, length = table.number("llama_4_scaling_beta"), table.integer("original_max_position_embeddings")
-    specs = base.attentions(windows, growth=(beta, length) if beta else None)
+    specs = base.attentions(windows, growth=(beta, length, 0) if beta else None)
     return decoder(base, specs, ropes=[rope])
 
 

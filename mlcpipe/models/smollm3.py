@@ -26,13 +26,13 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS)
     fields = base.fields
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
-    rotated, window = _rotated(base), window_in_use(base, default=None)
+    rotated, window = rotated_layers(base), window_in_use(base, default=None)
     windows = layer_windows(fields, window, [window is not None and not one for one in rotated])
     specs = base.attentions(windows, qkv_bias=bias, o_bias=bias)
     return decoder(base, specs, lambda i: base.mlp(bias=mlp_bias), rotated=rotated)
 
 
-def _rotated(base: BaseConfig) -> list[bool]:
+def rotated_layers(base: BaseConfig) -> list[bool]:
     """Whether each layer has rotary positions: `no_rope_layers` has a 1 for those that do."""
     count, stated = base.num_layers, base.fields.get("no_rope_layers")
     interval = base.fields.integer("no_rope_layer_interval", DEFAULT_INTERVAL)

@@ -26,14 +26,16 @@ class AttentionSpec:
     fused          q, k and v are one matrix: "parts" one after the other, "groups" for each KV head its queries, k, v
     interleaved    dimensions of each q and k head that the checkpoint has in pairs (2j, 2j + 1) for RoPE
     clip           q, k and v are bounded to +- this number, after a norm over all of them
-    gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"
+    gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"; "query": of each
+                   element, by rows of the query's matrix, where each head has its query, then its gate
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
     value_norm     v is normalized as q and k are, over each head, without weights
     keys_as_values v is k before its norm and RoPE: there is no v_proj
     reads          the layer whose keys and values are read, which has such attention: this one makes queries alone
-    growth         (beta, length): q times 1 + beta * log(1 + floor(position / length)), as Llama 4 and Ministral 3 do
+    growth         (beta, length, first): q times 1 + beta * log(1 + floor((position + first) / length)), as Llama 4 and
+                   Ministral 3 do; positions begin at 0
     """
 
     hidden_size: int
@@ -53,9 +55,9 @@ class AttentionSpec:
     fused: Literal["", "parts", "groups"] = ""
     interleaved: int = 0
     clip: float = 0.0
-    gate: Literal["", "element", "head"] = ""
+    gate: Literal["", "element", "head", "query"] = ""
     sub_norm: bool = False
-    growth: tuple[float, int] | None = None
+    growth: tuple[float, int, int] | None = None
     slopes: tuple[float, ...] = ()
     value_norm: bool = False
     keys_as_values: bool = False

@@ -30,13 +30,16 @@ class Routing:
     their scores, divided by (their sum or the larger `smallest_sum`, + `epsilon`) with `normalize`, times `scale`.
 
     bias    the router has a correction bias for the choice (DeepSeek-V3, Liu et al. 2024)
+    jitter  of "sparsemixer" (Liu et al. 2024), of two experts: the weight of each is its softmax among those that come
+            after it in the order of logits and are at most 2 * jitter smaller, relative to the larger magnitude
+    of_input  the weight of the one expert multiplies its input
     groups  experts are in that many groups, of which those `top_groups` count whose `group_score` is best: their
             largest number ("max") or the sum of their two largest ("top2")
     """
 
     experts: int
     chosen: int
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     normalize: bool = False
     epsilon: float = 0.0
     smallest_sum: float = 0.0
@@ -45,6 +48,8 @@ class Routing:
     groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "top2"
+    jitter: float = 0.0
+    of_input: bool = False
 
 
 # What families call the number of experts, and of those that a token uses.
@@ -123,7 +128,10 @@ class SparseMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
-        y = op.tensor_expr_op(combine, "moe_combine", [weights, self.chosen(x, ids)])
+        if self.routing.of_input:
+            y = self.chosen(op.multiply(x, op.astype(weights, x.dtype)), ids)
+        else:
+            y = op.tensor_expr_op(combine, "moe_combine", [weights, self.chosen(x, ids)])
         return y if self.shared_expert is None else op.add(y, self._shared(x))
 
     def chosen(self, x: Tensor, ids: Tensor) -> Tensor:
@@ -145,6 +153,8 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     if routing.score == "softmax" and bias is None and routing.groups == 1:
         weights, ids = _best(logits, routing.chosen, routing.normalize)
         return scaled(weights, routing.scale), ids
+    if routing.score == "sparsemixer":
+        return _sparse_mixer(logits, routing)
     scores = op.sigmoid(logits) if routing.score == "sigmoid" else op.softmax(logits, axis=-1)
     choice = scores if bias is None else op.add(scores, bias)
     if routing.groups > 1:
@@ -164,6 +174,28 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
         return te.compute(ids.shape, element, name="moe_weights")
 
     return op.tensor_expr_op(weigh, "moe_weights", [scores, shares, ids]), ids
+
+
+def _sparse_mixer(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """logits f32[m, experts] -> weights f32[m, 2] and ids i32[m, 2], as `Routing.jitter` says."""
+    shares, ids = _best(logits, routing.chosen, True)
+
+    def weigh(logits: te.Tensor, shares: te.Tensor, ids: te.Tensor) -> te.Tensor:
+        def element(i: tirx.Var, t: tirx.Var) -> tirx.PrimExpr:
+            best = logits[i, ids[i, t]]
+
+            def share(e: int) -> tirx.PrimExpr:
+                value = logits[i, e]
+                bound = tirx.const(2 * routing.jitter, "float32") * tirx.max(tirx.abs(value), best)
+                counts = tirx.all(tirx.any(t == 0, ids[i, 0] != e), best - value <= bound)
+                return tirx.if_then_else(counts, tirx.exp(value - best), tirx.const(0.0, "float32"))
+
+            own = tirx.const(1.0, "float32") / _sum(share(e) for e in range(routing.experts))
+            return tirx.if_then_else(shares[i, t] >= 0, own, shares[i, t])  # NaN if a logit of the token is
+
+        return te.compute(ids.shape, element, name="moe_weights")
+
+    return op.tensor_expr_op(weigh, "moe_weights", [logits, shares, ids]), ids
 
 
 def _of_best_groups(choice: Tensor, routing: Routing) -> Tensor:

@@ -38,6 +38,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
     "afmoe": {"global_attn_every_n_layers": 4, "num_hidden_layers": 5},
+    "llama4_text": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
 }
 _WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole super-blocks

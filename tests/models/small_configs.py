@@ -25,6 +25,7 @@ SIZES: Mapping[str, Any] = {
 }
 # Layers of several kinds, of which one attends.
 _KINDS: Mapping[str, Mapping[str, Any]] = {
+    "llama4_text": {"num_experts_per_tok": 1},
     "bamba": {"attn_layer_indices": [3]},
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64},
     "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},
@@ -40,7 +41,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def config(family: str, **fields: Any) -> dict[str, Any]:
     """A small config.json of a family. Mixtures get few experts."""
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    return {"model_type": family, **SIZES, **_KINDS.get(family, {}), **(experts if family in EXPERTS else {}), **fields}
+    return {"model_type": family, **SIZES, **(experts if family in EXPERTS else {}), **_KINDS.get(family, {}), **fields}
 
 
 def build(family: str, **fields: Any) -> CausalLM:

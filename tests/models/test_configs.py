@@ -43,7 +43,7 @@ REFUSED_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"vision_config": {}}, "vision_config"),
     ({"per_layer_config": [1]}, "per_layer_config"),
     ({"dual_chunk_attention_config": {"chunk_size": 4}}, "dual_chunk_attention_config"),
-    ({"layer_types": ["chunked_attention"] * 4}, "layer_types"),
+    ({"layer_types": ["dilated_attention"] * 4}, "layer_types"),
 ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,10 @@ CLIP = {**SIGLIP, "model_type": "clip_vision_model"}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}}
 IDS = {f"{name}_token_id": 250 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))}
 GEMMA = {"num_hidden_layers": 6, "sliding_window": 8, "query_pre_attn_scalar": 16}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
 GEMMA4 = [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full", "full")]
 # The whole's fields, and how published files name its text model's tensors where transformers 5 does otherwise.
 WHOLES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
@@ -55,6 +61,11 @@ WHOLES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
         {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": {**VIT, "image_size": [32, 32], "patch_size": [8, 8]}},
         {},
     ),
+    "llama4": (
+        {"text_config": {**TEXT, "model_type": "llama4_text", "intermediate_size_mlp": 80, "num_local_experts": 2},
+         "vision_config": {**VIT, "image_size": 32, "patch_size": 8, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}},
+        {},
+    ),
     "llava": (
         {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": CLIP},
         {"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
@@ -70,6 +81,10 @@ WHOLES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
     "qwen2_5_vl": (
         {"text_config": {**TEXT, **MROPE}, "vision_config": {**QWEN_VIT, "fullatt_block_indexes": [0]}, **IDS},
         {"model.language_model.": "model.", "model.visual.": "visual."},
+    ),
+    "qwen3_5": (
+        {"text_config": {**TEXT, **DELTA, **MROPE}, "vision_config": {**QWEN_VIT, "num_position_embeddings": 16}, **IDS},
+        {},
     ),
     "qwen3_vl": (
         {"text_config": {**TEXT, **MROPE}, "vision_config": {**QWEN_VIT, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}, **IDS},
@@ -87,7 +102,7 @@ def write_whole(model_type: str, folder: Path) -> Any:
     from safetensors.torch import load_file, save_file
 
     fields, names = WHOLES[model_type]
-    config = transformers.AutoConfig.for_model(model_type, **fields)
+    config = transformers.AutoConfig.for_model(model_type, **deepcopy(fields))  # which it completes in place
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -104,7 +119,7 @@ def write_whole(model_type: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("model_type", WHOLES)
-@pytest.mark.full_cases("gemma3", "qwen3_vl", "mistral3")
+@pytest.mark.full_cases("gemma3", "qwen3_vl", "mistral3", "qwen3_5")
 def test_tower_is_the_text_models_checkpoint(model_type: str, tmp_path: Path) -> None:
     whole = write_whole(model_type, tmp_path / "whole")
     text = whole.config.get_text_config()
@@ -114,9 +129,10 @@ def test_tower_is_the_text_models_checkpoint(model_type: str, tmp_path: Path) ->
     known = {name: value for name, value in text.to_dict().items() if name in fields and name != "model_type"}
     known["tie_word_embeddings"] = whole.config.tie_word_embeddings
     alone = transformers.AutoModelForCausalLM.from_config(type(family)(**known))
-    body = getattr(whole.model, "language_model", None)
-    alone.model.load_state_dict((whole.model.text_model if body is None else body).state_dict())
-    alone.lm_head.load_state_dict(whole.lm_head.state_dict())
+    outer = whole.language_model if model_type == "llama4" else whole
+    body = getattr(outer.model, "language_model", getattr(outer.model, "text_model", outer.model))
+    alone.model.load_state_dict(body.state_dict())
+    alone.lm_head.load_state_dict(outer.lm_head.state_dict())
     alone.save_pretrained(tmp_path / "alone")
     expected = open_checkpoint(tmp_path / "alone")
     assert list(found.tensors) == list(expected.tensors)
@@ -126,10 +142,16 @@ def test_tower_is_the_text_models_checkpoint(model_type: str, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_logits_are_those_of_the_whole(tmp_path: Path) -> None:
-    """Qwen3-VL: of text the three positions of its RoPE are equal."""
-    whole, tokens = write_whole("qwen3_vl", tmp_path / "whole"), list(range(3, 43))
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_vl"])
+def test_logits_are_those_of_the_whole(model_type: str, tmp_path: Path) -> None:
+    """Of text the three positions of Qwen-VL's RoPE are equal. A head that drafts, as published files have, is left out."""
+    from safetensors.torch import load_file, save_file
+
+    whole, tokens = write_whole(model_type, tmp_path / "whole"), list(range(3, 36))
     write_byte_tokenizer(tmp_path / "whole")
+    if model_type == "qwen3_5":
+        file = tmp_path / "whole" / "model.safetensors"
+        save_file({**load_file(file), "mtp.fc.weight": torch.zeros(64, 128)}, file)
     with torch.no_grad():
         expected = whole(torch.tensor([tokens])).logits[0].numpy()
     mlcpipe.compile(tmp_path / "whole", target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
@@ -163,3 +185,24 @@ def test_models_that_read_texts_in_their_own_way_are_refused() -> None:
     assert text_config(config) is config
     with pytest.raises(ConfigError, match="unknown architecture in config.json model_type.*found 'paligemma'"):
         build_model(config)
+
+
+def test_code_of_its_own_whose_layers_are_llamas(tmp_path: Path) -> None:
+    """As InternLM 3's config.json has them."""
+    config = transformers.AutoConfig.for_model("llama", **TEXT)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    file, of_llama = tmp_path / "config.json", open_checkpoint(tmp_path)
+    own = {"model_type": "internlm3", "architectures": ["InternLM3ForCausalLM"], "bias": False, "qkv_bias": False}
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling_internlm3.InternLM3ForCausalLM"}}
+    file.write_text(json.dumps({**of_llama.config, **own, **code}))
+    found = open_checkpoint(tmp_path)
+    assert build_model(found.config).facts == build_model(of_llama.config).facts
+    file.write_text(json.dumps({**of_llama.config, **own, **code, "bias": True, "qkv_bias": True}))
+    spec = build_model(open_checkpoint(tmp_path).config).attentions()[0]
+    assert spec.qkv_bias and spec.o_bias
+    file.write_text(json.dumps({**of_llama.config, **own, **code, "qkv_bias": True}))
+    with pytest.raises(ConfigError, match="field qkv_bias is not supported"):
+        open_checkpoint(tmp_path)
+    file.write_text(json.dumps({**of_llama.config, **own, **code, "model_type": "internlm2"}))
+    with pytest.raises(ConfigError, match="unknown architecture"):
+        build_model(open_checkpoint(tmp_path).config)

@@ -188,7 +188,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     writer.add_block_count(config["num_hidden_layers"] + drafts)
     if drafts:
         writer.add_nextn_predict_layers(drafts)
-    width = config.get("prefix_dense_intermediate_size") or config["intermediate_size"]
+    names = ("prefix_dense_intermediate_size", "intermediate_size_mlp", "intermediate_size")
+    width = next(config[name] for name in names if config.get(name))
     writer.add_feed_forward_length(width if gate is None else gate.shape[0])
     writer.add_head_count(heads)
     kv_heads, types = config.get("num_key_value_heads", heads), config.get("layer_types") or ()
@@ -256,6 +257,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         ("n_group", writer.add_expert_group_count),
         ("topk_group", writer.add_expert_group_used_count),
         ("moe_layer_interval", writer.add_interleave_moe_layer_step),
+        ("interleave_moe_layer_step", writer.add_interleave_moe_layer_step),
     ):
         if config.get(field) is not None:
             add(config[field])

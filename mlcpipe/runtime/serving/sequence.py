@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections import abc
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any

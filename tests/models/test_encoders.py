@@ -26,6 +26,7 @@ CASES = [
     ("nomic_bert", "max", {}),
     ("qwen3", "last", {}),
     ("eurobert", "mean", {}),
+    ("gemma3_text", "mean", {}),
     ("xlm-roberta", "cls", {}),
     ("bert", "cls", {"hidden_act": "gelu_new", "num_hidden_layers": 2}),
     ("modernbert", "mean", {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "local_attention": 64}),
@@ -104,6 +105,38 @@ def test_dimensions_cut_and_normalize(bert: tuple[Any, mlcpipe.Embedder]) -> Non
         embedder.embed(["birds"], dimensions=65)
 
 
+IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "layers"),
+    [("mean", [(64, 96, IDENTITY, False), (96, 32, IDENTITY, True)]), ("cls", [(64, 48, TANH, True)])],
+)
+def test_dense_layers_after_the_pooling(pooling: str, layers: list[tuple[int, int, str, bool]], tmp_path: Path) -> None:
+    """As EmbeddingGemma and older models of sentence-transformers have them."""
+    model, checkpoint = tiny.write("bert", tmp_path / "checkpoint", pooling, normalize=True, num_hidden_layers=1)
+    tensors = tiny.write_dense(checkpoint, *layers)
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    texts = tiny.random_ids((5, 17, 64))
+    expected = np.stack([tiny.pooled(tiny.hidden_states(model, ids), pooling) for ids in texts])
+    for (*_, activation, _), one in zip(layers, tensors):
+        expected = expected @ one["linear.weight"].T + one.get("linear.bias", 0)
+        expected = np.tanh(expected) if activation == TANH else expected
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(mlcpipe.Embedder(bundle).embed(texts), expected, rtol=0, atol=TOLERANCE)
+    settings = json.loads((checkpoint / "2_Dense" / "config.json").read_text())
+    for changed, message in (
+        ({"activation_function": TANH}, "pooling before dense layers" if pooling == "mean" else ""),
+        ({"activation_function": "os.system"}, "activation_function"),
+        ({"bias": not settings["bias"]}, "tensors of a dense layer"),
+        ({"in_features": 7}, "in_features of a dense layer"),
+    ):
+        (checkpoint / "2_Dense" / "config.json").write_text(json.dumps({**settings, **changed}))
+        if message:
+            with pytest.raises(mlcpipe.MlcpipeError, match=message):
+                mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "other")
+
+
 def test_long_texts_are_refused_or_cut(bert: tuple[Any, mlcpipe.Embedder]) -> None:
     _, embedder = bert
     assert embedder.max_tokens == 32
@@ -159,8 +192,13 @@ def test_eight_bits_embed_nearly_alike(tmp_path: Path) -> None:
 REFUSED = [
     (
         "modules.json",
-        '[{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "2_Dense"}]',
-        "module 'Dense'",
+        '[{"type": "a.Transformer", "path": ""}, {"type": "a.LSTM", "path": "2_LSTM"}]',
+        "module 'LSTM'",
+    ),
+    (
+        "modules.json",
+        '[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense", "path": "2_Dense"}]',
+        "2_Dense, 3_Dense with configurations",
     ),
     (
         "modules.json",

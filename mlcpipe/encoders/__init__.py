@@ -14,6 +14,7 @@ from mlcpipe.nn.config import Fields, build_from
 from mlcpipe.nn.text_encoder import DecoderEncoder, TextEncoder
 
 
+_FIRST_NAMES = {"new": "gte"}  # of files that are older than their family in transformers
 _BOTH_SIDES, _CAUSAL = "use_bidirectional_attention", "is_causal"
 
 
@@ -25,6 +26,7 @@ def encoder_types() -> list[str]:
 def encoder_of(config: Mapping[str, Any]) -> str | None:
     """The family of a config.json, some of which are written with a hyphen; None if it is none of this folder."""
     name = str(config.get("model_type")).replace("-", "_")
+    name = _FIRST_NAMES.get(name, name)
     return name if name in encoder_types() else None
 
 

@@ -81,7 +81,7 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     facts = encoder_facts(
         fields, spec, layers=layers, positions=2048, vocab_size=30528, ropes=[rope], rope_of=[0] * layers
     )
-    return TextEncoder(facts, _NomicBert(facts, spec, fields.integer("type_vocab_size", 2)), NAMES)
+    return TextEncoder(facts, RotaryBert(facts, spec, fields.integer("type_vocab_size", 2)), NAMES)
 
 
 class _Embeddings(nn.Module):
@@ -103,7 +103,7 @@ class _Layers(nn.Module):
         self.layers = nn.ModuleList([EncoderLayer(spec, index) for index in range(facts.num_layers)])
 
 
-class _NomicBert(nn.Module):
+class RotaryBert(nn.Module):
     """Embeddings, their norm, and layers."""
 
     def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:

@@ -27,6 +27,9 @@ CASES = [
     ("qwen3", "last", {}),
     ("eurobert", "mean", {}),
     ("gemma3_text", "mean", {}),
+    ("gte", "cls", {}),
+    ("jina_embeddings_v3", "mean", {}),
+    ("qwen3", "mean", {"is_causal": False}),
     ("xlm-roberta", "cls", {}),
     ("bert", "cls", {"hidden_act": "gelu_new", "num_hidden_layers": 2}),
     ("modernbert", "mean", {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "local_attention": 64}),
@@ -158,7 +161,7 @@ def test_no_texts_have_no_embeddings(bert: tuple[Any, mlcpipe.Embedder]) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "gte"])
 def test_scores_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model, checkpoint = tiny.write(family, tmp_path / "checkpoint", None, num_labels=1)
     bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")

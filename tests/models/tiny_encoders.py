@@ -38,6 +38,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16,
                     "sliding_window_pattern": 2, "use_bidirectional_attention": True},
     "eurobert": {"num_key_value_heads": 2, "attention_bias": True, "pad_token_id": 0, "mask_token_id": 4},
+    "gte": {"pad_token_id": 0, "type_vocab_size": 2},
+    "jina_embeddings_v3": {"pad_token_id": 0},
     "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 3, "pad_token_id": 0},
     "nomic_bert": {},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},

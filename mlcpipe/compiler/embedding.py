@@ -40,7 +40,7 @@ def embedding_info(checkpoint: Checkpoint) -> EmbeddingInfo | None:
     """
     config, folder = checkpoint.config, checkpoint.folder
     encoder = encoder_of(config) is not None
-    dimensions = Fields(config).integer("hidden_size", 768) if encoder else 0
+    dimensions = Fields(config).integer("hidden_size", Fields(config).integer("n_embd", 768)) if encoder else 0
     types = encoder and Fields(config).integer("type_vocab_size", 1) > 1
     if encoder and "ForSequenceClassification" in str(config.get("architectures")):
         return EmbeddingInfo(task="rerank", pooling="cls", normalize=False, dimensions=1, token_types=types)

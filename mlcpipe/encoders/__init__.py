@@ -13,7 +13,6 @@ from mlcpipe.models import build_model
 from mlcpipe.nn.config import Fields, build_from
 from mlcpipe.nn.text_encoder import DecoderEncoder, TextEncoder
 
-
 _FIRST_NAMES = {"new": "gte"}  # of files that are older than their family in transformers
 _BOTH_SIDES, _CAUSAL = "use_bidirectional_attention", "is_causal"
 

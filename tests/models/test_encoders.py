@@ -13,9 +13,12 @@ pytest.importorskip("torch", reason="the references are computed by torch")
 pytest.importorskip("transformers", reason="the references are transformers models")
 
 import torch
+from safetensors.numpy import save_file
 
 import mlcpipe
+from mlcpipe.encoders import build_encoder
 from tests.conftest import QUICK
+from tests.models import nomic_moe
 from tests.models import tiny_encoders as tiny
 
 TOLERANCE = 1e-4
@@ -140,6 +143,33 @@ def test_dense_layers_after_the_pooling(pooling: str, layers: list[tuple[int, in
                 mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "other")
 
 
+def test_experts_of_nomic(tmp_path: Path) -> None:
+    checkpoint, given = tmp_path / "checkpoint", nomic_moe.tensors()
+    checkpoint.mkdir()
+    save_file(given, checkpoint / "model.safetensors")
+    (checkpoint / "config.json").write_text(json.dumps(nomic_moe.CONFIG))
+    tiny.write_tokenizer(checkpoint)
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    texts = tiny.random_ids((1, 5, 33, 90))
+    expected = np.stack([nomic_moe.hidden_states(given, ids).mean(0) for ids in texts])
+    np.testing.assert_allclose(mlcpipe.Embedder(bundle).embed(texts), expected, rtol=0, atol=TOLERANCE)
+    for fields, message in (({"num_experts": 5}, "no stack of experts"), ({"mlp_fc2_bias": False}, "mlp_fc2_bias")):
+        (checkpoint / "config.json").write_text(json.dumps({**nomic_moe.CONFIG, **fields}))
+        with pytest.raises(mlcpipe.MlcpipeError, match=message):
+            mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "other")
+
+
+def test_frequencies_of_gte_s_first_files() -> None:
+    """Fixed NTK scaling, as the published code of gte-multilingual-base and vLLM have it."""
+    config = {"model_type": "new", "hidden_size": 128, "num_attention_heads": 2, "rope_theta": 20000}
+    scaling = {"type": "ntk", "factor": 8.0}
+    found = build_encoder({**config, "rope_scaling": scaling}).facts.ropes[0].inv_freq
+    expected = (20000.0 * 8.0) ** (-np.arange(0, 64, 2) / 64) / 8.0 ** (2 / 64)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(mlcpipe.MlcpipeError, match="mixed_b"):
+        build_encoder({**config, "rope_scaling": {**scaling, "mixed_b": 0.5}})
+
+
 def test_long_texts_are_refused_or_cut(bert: tuple[Any, mlcpipe.Embedder]) -> None:
     _, embedder = bert
     assert embedder.max_tokens == 32
@@ -161,7 +191,7 @@ def test_no_texts_have_no_embeddings(bert: tuple[Any, mlcpipe.Embedder]) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "gte"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("xlm-roberta", marks=pytest.mark.everything), "gte"])
 def test_scores_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model, checkpoint = tiny.write(family, tmp_path / "checkpoint", None, num_labels=1)
     bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")

@@ -35,8 +35,14 @@ SIZES: Mapping[str, Any] = {
 # A family's own options, and the fields of SIZES that it leaves out.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "bert": {},
-    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16,
-                    "sliding_window_pattern": 2, "use_bidirectional_attention": True},
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 2,
+        "use_bidirectional_attention": True,
+    },
     "eurobert": {"num_key_value_heads": 2, "attention_bias": True, "pad_token_id": 0, "mask_token_id": 4},
     "gte": {"pad_token_id": 0, "type_vocab_size": 2},
     "jina_embeddings_v3": {"pad_token_id": 0},

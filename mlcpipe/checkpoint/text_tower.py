@@ -39,6 +39,8 @@ TOWERS: Mapping[str, str] = {
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2",
     "qwen2_vl": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
     "smolvlm": "llama",
 }

@@ -37,7 +37,7 @@ class Attention(AttentionBlock):
             )
             if self.reads_another:
                 del self.k_norm
-        if spec.gate:
+        if spec.gate in ("element", "head"):
             self.gate_proj = Linear(spec.hidden_size, spec.num_heads if spec.gate == "head" else spec.q_size)
         if spec.sub_norm:
             self.sub_norm = spec.norm_of(spec.q_size)
@@ -60,7 +60,10 @@ class Attention(AttentionBlock):
         if spec.fused:
             self.qkv_proj = Linear(k, spec.q_size + 2 * spec.kv_size, bias, order=_order_of_fused(spec, *orders))
             return
-        self.q_proj = Linear(k, spec.q_size, bias, order=orders[0])
+        if spec.gate == "query":
+            self.q_proj = Linear(k, 2 * spec.q_size, bias, order=_queries_first(spec))
+        else:
+            self.q_proj = Linear(k, spec.q_size, bias, order=orders[0])
         if self.reads_another:
             return
         self.k_proj = Linear(k, spec.kv_size, bias, order=orders[1])
@@ -68,7 +71,7 @@ class Attention(AttentionBlock):
             self.v_proj = Linear(k, spec.kv_size, bias)
 
     def _project(self, x: Tensor) -> list[Tensor]:
-        """x [m, hidden] -> q [m, q_size], k and v [m, kv_size], or q alone."""
+        """x [m, hidden] -> q [m, q_size], with its gate twice as wide, k and v [m, kv_size], or q alone."""
         spec = self.spec
         if self.reads_another:
             return [self.q_proj(x)]
@@ -80,7 +83,12 @@ class Attention(AttentionBlock):
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
-        parts = self._heads(self._project(x), m)
+        parts, gate = self._project(x), None
+        if spec.gate == "query":
+            parts[0], gate = op.split(parts[0], [spec.q_size], axis=1)
+        elif spec.gate:
+            gate = self.gate_proj(x)
+        parts = self._heads(parts, m)
         if spec.growth:
             parts[0] = _grown(parts[0], kv.positions(m), *spec.growth)
         if spec.slopes:
@@ -95,7 +103,7 @@ class Attention(AttentionBlock):
             qkv = op.tensor_expr_op(_with_weights, "with_weights", [qkv, *weights, spec.num_heads, spec.num_kv_heads])
         y = kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None)
         y = without_slopes(y, spec.num_heads) if spec.slopes else y
-        y = self._gated(y, x) if spec.gate else y
+        y = y if gate is None else self._gated(y, gate)
         return self.o_proj(self.sub_norm(y) if spec.sub_norm else y)
 
     def _heads(self, parts: list[Tensor], m: tirx.Expr) -> list[Tensor]:
@@ -113,9 +121,9 @@ class Attention(AttentionBlock):
             parts[2:] = [rms_norm(part, spec.norm_of.eps, None) for part in parts[2:]]
         return parts
 
-    def _gated(self, y: Tensor, x: Tensor) -> Tensor:
-        """y [m, q_size] times the sigmoid of the gate of x."""
-        width = 1 if self.spec.gate == "element" else self.spec.head_dim
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """y [m, q_size] times the sigmoid of the gate."""
+        width = self.spec.head_dim if self.spec.gate == "head" else 1
 
         def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
             return te.compute(
@@ -126,7 +134,7 @@ class Attention(AttentionBlock):
                 name="gated_heads",
             )
 
-        return op.tensor_expr_op(product, "gated_heads", [y, self.gate_proj(x)])
+        return op.tensor_expr_op(product, "gated_heads", [y, gate])
 
 
 class HeadNorm(nn.Module):
@@ -199,6 +207,12 @@ def _halves(heads: int, spec: AttentionSpec) -> NDArray[np.int32] | None:
     rows = np.arange(heads * spec.head_dim, dtype=np.int32).reshape(heads, spec.head_dim)
     rows[:, :d] = rows[:, :d].reshape(heads, d // 2, 2).swapaxes(1, 2).reshape(heads, d)
     return rows.reshape(-1)
+
+
+def _queries_first(spec: AttentionSpec) -> NDArray[np.int32]:
+    """The rows of all heads' queries, then those of their gates, of a matrix that has both head by head."""
+    rows = np.arange(2 * spec.q_size, dtype=np.int32).reshape(spec.num_heads, 2, spec.size)
+    return np.concatenate([rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)])
 
 
 def _order_of_fused(spec: AttentionSpec, *halves: NDArray[np.int32] | None) -> NDArray[Any] | None:

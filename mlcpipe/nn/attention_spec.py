@@ -26,7 +26,8 @@ class AttentionSpec:
     fused          q, k and v are one matrix: "parts" one after the other, "groups" for each KV head its queries, k, v
     interleaved    dimensions of each q and k head that the checkpoint has in pairs (2j, 2j + 1) for RoPE
     clip           q, k and v are bounded to +- this number, after a norm over all of them
-    gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"
+    gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"; "query": of each
+                   element, by rows of the query's matrix, where each head has its query, then its gate
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
@@ -54,7 +55,7 @@ class AttentionSpec:
     fused: Literal["", "parts", "groups"] = ""
     interleaved: int = 0
     clip: float = 0.0
-    gate: Literal["", "element", "head"] = ""
+    gate: Literal["", "element", "head", "query"] = ""
     sub_norm: bool = False
     growth: tuple[float, int, int] | None = None
     slopes: tuple[float, ...] = ()

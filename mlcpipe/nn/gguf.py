@@ -32,6 +32,15 @@ MOE = {
     **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
 }
 EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
+SCAN = {
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_in": "mamba.in_proj",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
 
 
 class GgufFile(Protocol):

@@ -16,13 +16,15 @@ class CheckpointNames:
     `prefixes`: alternatives for `model.`, of which the first that fits counts. `unused`: beginnings of names of tensors
     that no step needs, after the prefix or without it. `top` renames modules outside the layers and `layers` itself,
     `layer` those of a layer, with all inside them; "{}" stands for a number, and the longest name that fits counts.
-    `turned`: how modules end whose matrices safetensors files have as [in, out].
+    `also`: parts of published names -> what some files have in their place. `turned`: how modules end whose matrices
+    safetensors files have as [in, out].
     """
 
     prefixes: tuple[str, ...] = ("model.", "")
     unused: tuple[str, ...] = ()
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
     turned: tuple[str, ...] = ()
 
     def published(self, name: str) -> str:

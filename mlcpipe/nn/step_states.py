@@ -34,9 +34,9 @@ class StepStates:
         prefill_rows: bool,
         bidirectional: bool = False,
     ) -> None:
-        self.step, self.tensors = step, tensors
+        self.step, self.tensors, self.prefill_rows = step, tensors, prefill_rows
         self.rows: Tensor | None = None  # of the step, where it is not all of them
-        self._model, self._table, self._prefill_rows, self._bidirectional = model, table, prefill_rows, bidirectional
+        self._model, self._table, self._bidirectional = model, table, bidirectional
 
     @property
     def kernels(self) -> str:
@@ -65,9 +65,9 @@ class StepStates:
             kind = Tensor.placeholder(pages.shape, "int8")
             pages = op.tensor_ir_inplace_op(functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, kind)
             self.tensors[own] = pages
-        name = "attend_many" if self._prefill_rows else "attend_few"
+        name = "attend_many" if self.prefill_rows else "attend_few"
         out = Tensor.placeholder((m, of.num_heads, of.head_dim), qkv.dtype)
-        workspace = () if self._prefill_rows else shape.workspace
+        workspace = () if self.prefill_rows else shape.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
         optional = [one for one in (self.rows, sinks) if one is not None]
         attended = op.tensor_ir_op(functions[name], name, [qkv, self.step, pages, *optional], outputs)

@@ -154,7 +154,9 @@ def as_named(
 
     def named(source: str) -> str:
         found = names.candidates(source)
-        return found[at if len(found) > 1 else 0]
+        name = found[at if len(found) > 1 else 0]
+        others = (name.replace(part, other) for part, other in names.also.items())
+        return name if name in checkpoint.tensors else next((one for one in others if one in checkpoint.tensors), name)
 
     renamed = tuple(replace(w, sources=tuple(tuple(map(named, group)) for group in w.sources)) for w in weights)
     return renamed, (*names.unused, *(prefix + name for name in names.unused))

@@ -32,6 +32,7 @@ FAST_LIBRARIES = (
     "timed-sampling",
     "adapters",
     "short_conv",
+    "gated_delta",
     "ssm_scan",
 )
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}

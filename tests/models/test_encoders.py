@@ -191,7 +191,7 @@ def test_no_texts_have_no_embeddings(bert: tuple[Any, mlcpipe.Embedder]) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["bert", pytest.param("xlm-roberta", marks=pytest.mark.everything), "gte"])
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", pytest.param("gte", marks=pytest.mark.everything)])
 def test_scores_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model, checkpoint = tiny.write(family, tmp_path / "checkpoint", None, num_labels=1)
     bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")

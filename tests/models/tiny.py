@@ -74,6 +74,10 @@ SIZES: Mapping[str, Any] = {
     "shared_intermediate_size": 32,
     "n_shared_experts": 2,
     "num_dense_layers": 1,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 24,
     "n_group": 2,
     "routed_scaling_factor": 1.5,
     "route_scale": 2.0,
@@ -180,6 +184,7 @@ def build_model(case: TinyCase, seed: int) -> Any:
     """
     torch.manual_seed(seed)  # some vectors start at random
     auto: Any = AutoModelForCausalLM  # untyped in transformers
+    torch.manual_seed(seed)  # some vectors of recurrent layers start at random
     model = auto.from_config(
         tiny_config(case), attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
     )

@@ -23,6 +23,8 @@ _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 
 
+_HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
@@ -63,6 +65,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _HYBRID),
     "llama4_text": {"num_experts_per_tok": 1},
     "mamba2": {
         "state_size": 16,
@@ -252,6 +255,14 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "mistral": {"no_window": {"sliding_window": None, "head_dim": 24, "vocab_size": 163, "hub": True}},
+    "olmo_hybrid": {
+        "no_rope": {
+            **_rope("default", rope_theta=None),
+            "layer_types": None,
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+        },
+    },
     "olmoe": {
         "clipped": {"clip_qkv": 0.5, "norm_topk_prob": True, "attention_bias": True, "num_experts": 6, "hub": True}
     },
@@ -270,6 +281,20 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
     },
+    "qwen3_5_text": {
+        "every_fourth": {
+            **_rope("default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True),
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "vocab_size": 163,
+            "hub": True,
+        },
+    },
+    "qwen3_next": {"dense_between": {"mlp_only_layers": [1], "norm_topk_prob": False, "head_dim": 24}},
     "opt": {"galactica": {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}},
     "llama4_text": {
         "dense_between": {

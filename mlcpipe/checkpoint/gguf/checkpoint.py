@@ -81,6 +81,13 @@ class GgufCheckpoint(Checkpoint):
         if not isinstance(tensor, GgufTensor):
             return values
         values = tensor.in_order(values)
+        if tensor.negative_exp:
+            if not (values < 0).all():
+                raise CheckpointError(
+                    f"tensor {shown(name)} has numbers that no decay has", where=shown_path(self.path),
+                    expected="numbers below 0", next_step="the file is damaged: download it again",
+                )  # fmt: skip
+            values = np.log(-values)
         if tensor.add:
             values += np.float32(tensor.add)
         return values

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.kernels.cases.cpu import adapters, int8, matmul, norm, page_attention, sampling, short_conv, ssm_scan
+from tests.kernels.cases.cpu import (
+    adapters,
+    gated_delta,
+    int8,
+    matmul,
+    norm,
+    page_attention,
+    sampling,
+    short_conv,
+    ssm_scan,
+)
 from tests.kernels.harness import Case
 
 CASES: tuple[Case, ...] = (
@@ -12,6 +22,7 @@ CASES: tuple[Case, ...] = (
     *page_attention.cases(),
     *sampling.cases(),
     *adapters.cases(),
+    *gated_delta.cases(),
     *short_conv.cases(),
     *ssm_scan.cases(),
 )

@@ -8,6 +8,7 @@ from tests.kernels.cases.gpu import (
     adapters,
     attention,
     experts,
+    gated_delta,
     matmul,
     norm,
     page_attention,
@@ -33,6 +34,7 @@ CASES: Mapping[str, Case] = {
     **route.CASES,
     **sampling.CASES,
     **adapters.CASES,
+    **gated_delta.CASES,
     **short_conv.CASES,
     **ssm_scan.CASES,
 }

@@ -1,0 +1,72 @@
+"""Qwen 3.5 (Qwen team 2026): gated delta nets, and in every fourth layer attention with gates; part of a head rotates.
+
+Models: the text of Qwen3.5 0.8B, 2B, 4B, 9B and 27B, Qwen3.6-27B, Qwen3.8-27B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm.relax.frontend import nn
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.decoder import Mixer, decoder
+from mlcpipe.nn.gated_delta import DeltaSpec, GatedDelta
+from mlcpipe.nn.names import CheckpointNames
+from mlcpipe.nn.norm import NormSpec
+
+DEFAULTS = Defaults(positions=32768, num_kv_heads=4, head_dim=256, norm=NormSpec(offset=1.0))
+NAMES = CheckpointNames(prefixes=("model.", "model.language_model.", ""), unused=("mtp.",))  # mtp: a head that drafts
+ATTENDS, LINEAR = "full_attention", "linear_attention"
+# What published files say and no model of the family does otherwise.
+FIXED: Mapping[str, list[Any]] = {
+    "hidden_act": [None, "silu"],
+    "attn_output_gate": [None, True],
+    "mamba_ssm_dtype": [None, "float32"],
+    "mlp_bias": [None, False],
+    "sliding_window": [None],
+}
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Qwen 3.5 text config.json. Raises ConfigError for unsupported fields."""
+    return hybrid(read_base(config, DEFAULTS, **FIXED))
+
+
+def hybrid(base: BaseConfig, mlp: Callable[[int], nn.Module] | None = None, **options: Any) -> CausalLM:
+    """A model of layers with a gated delta net, which has `options` of DeltaSpec, or gated attention."""
+    fields = base.fields
+    bias = fields.flag("attention_bias", False)
+    attention = base.attention(qkv_bias=bias, o_bias=bias, norm="head", gate="query")
+    step = fields.integer("full_attention_interval", 4)
+    delta = delta_spec(base, (16, 32, 128, 128), eps=base.norm.eps, **options)
+    mixers = [
+        attention if kind == ATTENDS else Mixer("linear_attn", GatedDelta(delta, i))
+        for i, kind in enumerate(layer_kinds(base, [(i + 1) % step == 0 for i in range(base.num_layers)]))
+    ]
+    return decoder(base, mixers, mlp, ropes=[base.rope(partial=0.25)])
+
+
+def delta_spec(base: BaseConfig, sizes: tuple[int, int, int, int], **options: Any) -> DeltaSpec:
+    """The delta net with these default sizes: key heads, value heads and their dimensions."""
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    found = [base.fields.integer(f"linear_{name}", size, high=4096) for name, size in zip(names, sizes)]
+    key_heads, value_heads, key_dim, value_dim = found
+    if value_heads % key_heads:
+        expected = f"a multiple of {key_heads}"
+        raise ConfigError("field linear_num_value_heads", where=base.fields.where, expected=expected, found=value_heads)
+    taps = base.fields.integer("linear_conv_kernel_dim", 4, low=2, high=64)
+    return DeltaSpec(base.hidden_size, key_heads, value_heads, key_dim, value_dim, taps, **options)
+
+
+def layer_kinds(base: BaseConfig, attends: list[bool]) -> list[str]:
+    """What each layer is, by `layer_types`, else by `attends`."""
+    kinds = base.fields.get("layer_types", [ATTENDS if one else LINEAR for one in attends])
+    known = [ATTENDS, LINEAR]
+    if not isinstance(kinds, list) or len(kinds) != base.num_layers or any(kind not in known for kind in kinds):
+        expected = f"{base.num_layers} of {', '.join(known)}"
+        raise ConfigError("field layer_types", where=base.fields.where, expected=expected)
+    return kinds

@@ -1,0 +1,141 @@
+"""Gated delta nets (Yang et al. 2024), as in Qwen 3.5: a sequence keeps a matrix for each head, whatever its length."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import te, tirx
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.bundle.states import Part, State
+from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.linear import Float32, Linear
+from mlcpipe.nn.norm import rms_norm
+from mlcpipe.nn.rows import columns
+from mlcpipe.nn.short_conv import Convolution
+from mlcpipe.nn.step_states import StepStates
+from tir_schedules.delta_shape import DeltaShape
+
+
+@dataclass(frozen=True)
+class DeltaSpec:
+    """Static facts of a gated delta net.
+
+    qkvz, ba   the checkpoint's matrices whose rows are those of q, k, v and the gate z, and of b and a
+    conv       its convolutions, whose channels are those of q, k and v
+    grouped    their rows lie by key head: its q, k, v and z; its b and a
+    tiled      value head h reads key head h % key_heads; else value heads after each other share a key head
+    beta_scale what the sigmoid of b is multiplied by
+    """
+
+    hidden_size: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    eps: float
+    qkvz: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")
+    ba: tuple[str, ...] = ("in_proj_b", "in_proj_a")
+    conv: tuple[str, ...] = ("conv1d",)
+    grouped: tuple[str, ...] = ()
+    tiled: bool = False
+    beta_scale: float = 1.0
+
+    @property
+    def channels(self) -> int:
+        """Numbers of q, k and v in a row."""
+        return 2 * self.key_heads * self.key_dim + self.value_size
+
+    @property
+    def value_size(self) -> int:
+        return self.value_heads * self.value_dim
+
+
+class GatedDelta(nn.Module):
+    """out(norm(delta(silu(conv(qkv(x))), b(x), a(x))) * silu(z(x))): x [m, hidden] -> [m, hidden].
+
+    `delta` is the rule of `DeltaShape`; the norm is over each head.
+    """
+
+    def __init__(self, spec: DeltaSpec, layer: int) -> None:
+        self.spec, self.layer, heads = spec, layer, spec.value_heads
+        each = heads // spec.key_heads
+        rows = (spec.key_dim, spec.key_dim, each * spec.value_dim, each * spec.value_dim)
+        self.in_proj = _joined(spec, spec.channels + spec.value_size, spec.qkvz, rows)
+        self.in_proj_ba = _joined(spec, 2 * heads, spec.ba, (each, each), quantize=False)
+        self.conv1d = Convolution(spec.channels, spec.taps, layer, activation="silu")
+        self.conv1d.weight.attrs["sources"] = _weights(spec.conv)
+        self.A_log, self.dt_bias = Float32((heads,)), Float32((heads,))
+        self.norm = HeadNorm(spec.value_dim)
+        self.out_proj = Linear(spec.value_size, spec.hidden_size)
+
+    def states(self, model: LanguageModel) -> list[State]:
+        """The last inputs of the convolution, and the matrices."""
+        spec = self.spec
+        matrix = Part(name="matrix", dtype="float32", shape=(spec.key_dim, spec.value_dim))
+        own = State(
+            name=self._state, kind="slot", parts=(matrix,), copies=spec.value_heads, dtype="float32",
+            layers=(self.layer,),
+        )  # fmt: skip
+        return [*self.conv1d.states(model), own]
+
+    @property
+    def _state(self) -> str:
+        return f"layers.{self.layer}.delta"
+
+    def forward(self, x: Tensor, kv: StepStates, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]; the order of tokens needs neither `cos` nor `sin`."""
+        spec, m = self.spec, x.shape[0]
+        qkvz, ba = self.in_proj(x), self.in_proj_ba(x)
+        qkv = self.conv1d(columns(qkvz, 0, spec.channels, x.dtype), kv)
+        shape = DeltaShape(
+            spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim, x.dtype, spec.beta_scale, spec.tiled,
+            kv.prefill_rows,
+        )  # fmt: skip
+        func = importlib.import_module(f"tir_schedules.{kv.kernels}.gated_delta").gated_delta(shape)
+        out = Tensor.placeholder((m, spec.value_size), x.dtype)
+        (y,) = kv.update(self._state, func, "gated_delta", [qkv, ba, self.A_log, self.dt_bias], [out])
+        y = op.reshape(y, (m * spec.value_heads, spec.value_dim))
+        y = op.reshape(rms_norm(y, spec.eps, self.norm.weight), (m, spec.value_size))
+        return self.out_proj(op.tensor_expr_op(_gated, "gated_delta_norm", [y, qkvz, spec.channels]))
+
+
+class HeadNorm(nn.Module):
+    """The weight [size] of a norm over each head."""
+
+    def __init__(self, size: int) -> None:
+        self.weight = nn.Parameter((size,))
+
+
+def _gated(y: te.Tensor, qkvz: te.Tensor, begin: int) -> te.Tensor:
+    """y [m, n] times silu of the columns of qkvz from `begin` on."""
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        z = qkvz[i, begin + j].astype("float32")
+        return (y[i, j].astype("float32") * z * tirx.sigmoid(z)).astype(y.dtype)
+
+    return te.compute(y.shape, element, name="gated_delta_norm")
+
+
+def _joined(spec: DeltaSpec, rows: int, names: Sequence[str], parts: Sequence[int], quantize: bool = True) -> Linear:
+    """A matrix of the rows of several, or of one whose `parts` of rows lie by key head."""
+    order = _apart(spec.key_heads, parts) if names[0] in spec.grouped else None
+    linear = Linear(spec.hidden_size, rows, quantize=quantize, order=order)
+    linear.weight.attrs["sources"] = _weights(names)
+    return linear
+
+
+def _weights(modules: Sequence[str]) -> list[list[str]]:
+    return [[f"{name}.weight" for name in modules]]
+
+
+def _apart(groups: int, parts: Sequence[int]) -> NDArray[np.int32]:
+    """The rows of all first parts, all second parts and so on, of those that each group has one after another."""
+    rows = np.arange(groups * sum(parts), dtype=np.int32).reshape(groups, -1)
+    return np.concatenate([part.reshape(-1) for part in np.split(rows, np.cumsum(parts)[:-1], axis=1)])

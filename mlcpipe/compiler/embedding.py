@@ -105,8 +105,8 @@ def _check_dense(dense: Sequence[Mapping[str, Any]], modules: Mapping[str, str],
         raise ConfigError("modules", where=MODULES, expected=expected, found=shown(list(modules)))
     linear = all(one["activation"] == "identity" for one in dense)
     if dense and pooling not in ("cls", "last") and not (linear and pooling == "mean"):
-        raise ConfigError("pooling before dense layers", where=MODULES, expected="cls or last, or mean before linear ones",
-                          found=pooling)  # fmt: skip
+        expected = "cls or last, or mean before linear ones"
+        raise ConfigError("pooling before dense layers", where=MODULES, expected=expected, found=pooling)
 
 
 def _inside(path: Any) -> str:

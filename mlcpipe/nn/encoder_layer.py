@@ -23,7 +23,8 @@ class EncoderSpec:
     """Static facts of a layer, and the checkpoint's names of its parts, relative to the layer.
 
     `gated`: act(gate) * up, else act; `up_first`: the checkpoint's one matrix of both has the rows of up first. Without
-    `up_bias` the last matrix of the MLP alone has the bias of `mlp_bias`. Tensors of several names are joined along their rows.
+    `up_bias` only the last matrix of the MLP has a bias, if `mlp_bias`. Tensors of several names are joined along their
+    rows.
     """
 
     hidden_size: int

@@ -14,6 +14,7 @@ from mlcpipe.checkpoint.checkpoint import (
     Checkpoint,
     read_config,
 )
+from mlcpipe.checkpoint.dense_modules import with_dense
 from mlcpipe.checkpoint.expert_stacks import unstacked
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
 from mlcpipe.checkpoint.latent import split_latent
@@ -61,7 +62,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     whole = Checkpoint(folder, config, generation_config, ordered, files)
+<<<<<<< HEAD
     return settled(split_latent(upright(unstacked(quantized(known(text_tower(whole)))))))
+=======
+    return settled(with_dense(upright(unstacked(quantized(known(text_tower(whole)))))))
+>>>>>>> origin/main
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

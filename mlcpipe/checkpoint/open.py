@@ -17,6 +17,7 @@ from mlcpipe.checkpoint.checkpoint import (
 from mlcpipe.checkpoint.dense_modules import with_dense
 from mlcpipe.checkpoint.expert_stacks import unstacked
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
+from mlcpipe.checkpoint.latent import split_latent
 from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
 from mlcpipe.checkpoint.quantized import quantized
 from mlcpipe.checkpoint.remote_code import known
@@ -40,7 +41,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     folder = Path(path)
     if not folder.is_dir():
         if (folder.suffix == SUFFIX and folder.exists()) or is_gguf(folder):
-            return open_gguf(folder)
+            return split_latent(open_gguf(folder))
         raise no_path(folder)
     if not os.path.lexists(folder / CONFIG):
         raise no_checkpoint(folder)
@@ -61,7 +62,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     whole = Checkpoint(folder, config, generation_config, ordered, files)
+<<<<<<< HEAD
+    return settled(split_latent(upright(unstacked(quantized(known(text_tower(whole)))))))
+=======
     return settled(with_dense(upright(unstacked(quantized(known(text_tower(whole)))))))
+>>>>>>> origin/main
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -62,11 +62,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     whole = Checkpoint(folder, config, generation_config, ordered, files)
-<<<<<<< HEAD
-    return settled(split_latent(upright(unstacked(quantized(known(text_tower(whole)))))))
-=======
-    return settled(with_dense(upright(unstacked(quantized(known(text_tower(whole)))))))
->>>>>>> origin/main
+    return settled(with_dense(split_latent(upright(unstacked(quantized(known(text_tower(whole))))))))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -14,8 +14,10 @@ from mlcpipe.checkpoint.checkpoint import (
     Checkpoint,
     read_config,
 )
+from mlcpipe.checkpoint.dense_modules import with_dense
 from mlcpipe.checkpoint.expert_stacks import unstacked
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
+from mlcpipe.checkpoint.latent import split_latent
 from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
 from mlcpipe.checkpoint.quantized import quantized
 from mlcpipe.checkpoint.remote_code import known
@@ -39,7 +41,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     folder = Path(path)
     if not folder.is_dir():
         if (folder.suffix == SUFFIX and folder.exists()) or is_gguf(folder):
-            return open_gguf(folder)
+            return split_latent(open_gguf(folder))
         raise no_path(folder)
     if not os.path.lexists(folder / CONFIG):
         raise no_checkpoint(folder)
@@ -60,7 +62,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     whole = Checkpoint(folder, config, generation_config, ordered, files)
-    return settled(upright(unstacked(quantized(known(text_tower(whole))))))
+    return settled(with_dense(split_latent(upright(unstacked(quantized(known(text_tower(whole))))))))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

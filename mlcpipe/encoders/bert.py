@@ -31,7 +31,7 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     if architecture != "BertForSequenceClassification":
         return TextEncoder(facts, body, NAMES)
     one_label(fields)
-    return _CrossEncoder(facts, body)
+    return CrossEncoder(facts, body, CheckpointNames(("bert.",), ("embeddings.position_ids",)))
 
 
 def bert_body(fields: Fields, first: int = 0) -> tuple[ModelFacts, Bert]:
@@ -101,12 +101,12 @@ class _Pooler(nn.Module):
         self.dense = Linear(hidden_size, hidden_size, True)
 
 
-class _CrossEncoder(TextEncoder):
+class CrossEncoder(TextEncoder):
     """The score of a query and a document that follow each other: classifier(tanh(dense(first token)))."""
 
-    def __init__(self, facts: ModelFacts, body: Bert) -> None:
+    def __init__(self, facts: ModelFacts, body: nn.Module, names: CheckpointNames) -> None:
         body.pooler = _Pooler(facts.hidden_size)
-        super().__init__(facts, body, CheckpointNames(("bert.",), ("embeddings.position_ids",)))
+        super().__init__(facts, body, names)
         self.classifier = Linear(facts.hidden_size, 1, True, quantize=False)
 
     @property

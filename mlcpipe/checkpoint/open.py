@@ -18,6 +18,7 @@ from mlcpipe.checkpoint.dense_modules import with_dense
 from mlcpipe.checkpoint.expert_stacks import unstacked
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
 from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
+from mlcpipe.checkpoint.own_head import with_own_head
 from mlcpipe.checkpoint.quantized import quantized
 from mlcpipe.checkpoint.remote_code import known
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, check_name, read_header
@@ -61,7 +62,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     whole = Checkpoint(folder, config, generation_config, ordered, files)
-    return settled(with_dense(upright(unstacked(quantized(known(text_tower(whole)))))))
+    return with_own_head(settled(with_dense(upright(unstacked(quantized(known(text_tower(whole))))))))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -112,6 +112,7 @@ def compile_command(
     check_bits(bits_per_weight, bits_text, quantization)
     import mlcpipe
     from mlcpipe.checkpoint import open_checkpoint, resolve
+    from mlcpipe.checkpoint.draft_heads import NO_HEAD
     from mlcpipe.compiler.preflight import Purpose
     from mlcpipe.quality.requirements import parse_requirements
 

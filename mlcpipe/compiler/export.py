@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,8 @@ def prepare_model(
         raise TargetError(
             "activation dtype", where=target.name, expected=" or ".join(known), found=target.activation_dtype
         )
-    each = [attention.kv_dtypes(target.activation_dtype, of.head_dim, target.own_pages) for of in model.attentions()]
+    dims = [math.gcd(of.head_dim, of.v_dim) for of in model.attentions()]
+    each = [attention.kv_dtypes(target.activation_dtype, dim, target.own_pages) for dim in dims]
     each += [("float32", "float16") for of in model.attentions() if of.slopes]  # positions among keys have no codes
     possible = [dtype for dtype in each[0] if all(dtype in one for one in each)] if each else ["float32"]
     if wanted is not None and wanted not in possible:

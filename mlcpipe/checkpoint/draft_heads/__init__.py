@@ -23,7 +23,7 @@ _READERS: tuple[Callable[[HeadFiles, Checkpoint], DraftHead | None], ...] = (rea
 
 
 def with_draft_head(checkpoint: Checkpoint, folder: Path | str) -> Checkpoint:
-    """The checkpoint plus the tensors of the draft head in `folder`, or NO_HEAD; their names begin with the kind's prefix.
+    """The checkpoint plus the tensors of the draft head in `folder`, under names of its kind; none with NO_HEAD.
 
     Raises CheckpointError for a folder without such a head, another dtype, and heads of a model with another hidden
     size or vocabulary; ConfigError for a configuration that is not supported. Numbers are checked when they are read.

@@ -40,6 +40,7 @@ _TOP = {
 _TOWERS = "clip"  # the architecture of files named mmproj
 _BARE = ("attn_sinks", "exp_probs_b")  # no `.weight` or `.bias` in Hugging Face's name
 _ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
+_OF_HEADS = ("attn_k_b", "attn_v_b")  # matrices of each head, stacked
 _GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
 # Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
@@ -201,6 +202,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         layer, part, suffix = match.groups()
         if 0 <= int(layer) - config["num_hidden_layers"] < config.get("num_nextn_predict_layers", 0):
             continue
+        if part in _OF_HEADS and len(tensor.shape) == 3:
+            tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
         if part in _ROWS and len(tensor.shape) == 1:
             tensor = replace(tensor, shape=(1, *tensor.shape))
         whole = f"{part}.{suffix}" if suffix else part
@@ -281,7 +284,7 @@ def _unstacked(tensor: TensorInfo, pattern: str, config: Config, i: int, parts: 
 
 
 def _shared_fields(metadata: Metadata, arch: str, family: GgufFamily, tensors: Tensors) -> Config:
-    """The fields of config.json that all families have."""
+    """The fields of config.json that all families have; a head of `latent` attention is what rope rotates of it."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError("no embedding", where=metadata.where, expected="a matrix token_embd.weight")
@@ -289,8 +292,9 @@ def _shared_fields(metadata: Metadata, arch: str, family: GgufFamily, tensors: T
     heads = heads or metadata.integer(f"{arch}.ssm.time_step_rank", 0)  # where no layer attends
     if not 0 < heads <= hidden:
         raise metadata.error(f"{arch}.attention.head_count", f"1 to {hidden}", heads)
-    head_dim = metadata.integer(f"{arch}.attention.key_length", hidden // heads)
-    if metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
+    size = "rope.dimension_count" if family.latent else "attention.key_length"
+    head_dim = metadata.integer(f"{arch}.{size}", hidden // heads)
+    if not family.latent and metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
     layer_norm, rms_norm = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))
     return {

@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, function, put
 from tir_schedules.cpu.attention.flash import BlockPart, Tiles
-from tir_schedules.cpu.attention.keys import BLOCK, BLOCK_PAGES, Keys, page_keys, widen
+from tir_schedules.cpu.attention.keys import BLOCK, BLOCK_PAGES, Panels, page_keys
 from tir_schedules.cpu.attention.pages import (
     AttentionShape,
     Pages,
@@ -27,7 +27,7 @@ from tir_schedules.step import Step, step_argument
 def attend_many(
     shape: AttentionShape, scale: float, window: int, tiles: Tiles, bidirectional: bool = False
 ) -> tirx.PrimFunc:
-    """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, D].
+    """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
     A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
     Heads with sinks have their logits in an argument before `out`, f32[heads].
@@ -95,15 +95,14 @@ class _Blocks:
         first = value(self.step.position(self.task.row0))
         keys = value(self._seen_before(first + self.queries))  # of the last query
         oldest = value(I.max(first - self.window + 1, 0)) if self.window else 0  # of the first
-        panel_k, panel_v = scratch(BLOCK * shape.head_dim), scratch(BLOCK * shape.head_dim)
-        offsets = [i * PAGE * shape.head_dim for i in range(BLOCK_PAGES)]
-        block_keys = Keys(panel_k, panel_v, offsets, offsets)
+        panels = Panels(shape)
+        block_keys = panels.keys()
         with I.serial(oldest // BLOCK, (keys + BLOCK - 1) // BLOCK) as block:
             begin = value(block * BLOCK)
             oldest_page = value(I.max(oldest - begin, 0) // PAGE) if self.window else 0
             with I.serial(oldest_page, I.min((keys - begin + PAGE - 1) // PAGE, BLOCK_PAGES)) as i:
                 page = value(self.step.page(self.sequence, block * BLOCK_PAGES + i))
-                widen(shape, page_keys(self.pages, [page], self.task.head, None), panel_k, panel_v, i)
+                panels.widen(page_keys(self.pages, [page], self.task.head, None), i)
             whole = begin + BLOCK <= self._seen_before(first + 1)
             if self.window:
                 whole = I.And(whole, begin >= (first + self.queries if self.bidirectional else keys) - self.window)

@@ -39,9 +39,9 @@ class Heads:
     `latent`: V is the first `value_dim` dimensions of K, and stored with it (multi-head latent attention, DeepSeek-V2,
     Liu et al. 2024); rows of qkv have no V. Dimensions that share a scale, or are rotated, are all in V or none is.
     `sinks`: each query head has a logit of a key whose value is 0. `page_group`: of the pages of this layer.
-    `distances`: scores get biases, an argument f32[num_heads, n] whose columns `biases_of_distances` lists (encoders on
-    CPUs). `queries_only`: rows have neither K nor V, as they attend to what another layer keeps. `picked_rows`: they are only
-    some rows of the step, which an argument says.
+    `queries_only`: rows have neither K nor V, as they attend to what another layer keeps. `picked_rows`: they are only
+    some rows of the step, which an argument says. `distances`: scores get biases, an argument f32[num_heads, n] whose
+    columns `biases_of_distances` lists (encoders on CPUs).
     For TVM's cache: `sliding_window` is that of the layers which have one, `all_slide` says that every layer does.
     """
 

@@ -62,6 +62,8 @@ def prepare_model(
             "activation dtype", where=target.name, expected=" or ".join(known), found=target.activation_dtype
         )
     dims = [math.gcd(of.head_dim, of.v_dim) for of in model.attentions()]
+    if any(of.distances for of in model.attentions()) and target.kernels != "cpu":
+        raise TargetError("no biases of distances", where=target.name, expected="a CPU", found=model.facts.model_type)
     each = [attention.kv_dtypes(target.activation_dtype, dim, target.own_pages) for dim in dims]
     each += [("float32", "float16") for of in model.attentions() if of.slopes]  # positions among keys have no codes
     possible = [dtype for dtype in each[0] if all(dtype in one for one in each)] if each else ["float32"]

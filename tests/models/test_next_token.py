@@ -19,24 +19,29 @@ from mlcpipe.runtime.loading import LoadedBundle
 from tests.models import tiny
 from tests.models.drafted import always_draft, assert_logits_of_drafts, assert_same_answers, compiled
 
-# Recurrent layers, whose states after drafted rows are kept; a mixture beside a part that all tokens use.
+# Recurrent layers, whose states after drafted rows are kept; mixtures, with plain and with latent attention.
 CASES = {
     "qwen3_5_text": tiny.TinyCase("qwen3_5_text", "default", {"mtp_num_hidden_layers": 1}),
     "glm4_moe": tiny.TinyCase("glm4_moe", "default", {"num_nextn_predict_layers": 1}),
+    "glm4_moe_lite": tiny.TinyCase("glm4_moe_lite", "default", {"num_nextn_predict_layers": 1}),
+}
+_NEXTN = {
+    **{name: f"model.layers.3.{name}" for name in ("eh_proj", "enorm", "hnorm")},
+    "norm": "model.layers.3.shared_head.norm",
+    "layers.0": "model.layers.3",
 }
 NAMES = {
     "qwen3_5_text": {
         "eh_proj": "mtp.fc", "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
         "norm": "mtp.norm", "layers.0": "mtp.layers.0",
     },
-    "glm4_moe": {
-        **{name: f"model.layers.3.{name}" for name in ("eh_proj", "enorm", "hnorm")},
-        "norm": "model.layers.3.shared_head.norm", "layers.0": "model.layers.3",
-    },
+    "glm4_moe": _NEXTN,
+    "glm4_moe_lite": _NEXTN,
 }  # fmt: skip
 ONE_LAYER: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"layer_types": ["full_attention"]},
     "glm4_moe": {"first_k_dense_replace": 0},
+    "glm4_moe_lite": {"mlp_layer_types": ["sparse"]},
 }
 
 

@@ -58,6 +58,10 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
         if block.reads_another:  # files may have what it does not need
             prefix = f"{names.layers}.{block.layer}.self_attn."
             unused += [f"{prefix}{one}." for one in ("k_proj", "v_proj", "k_norm", "v_norm")]
+    if drafts and model.own_head is not None:
+        layer = f"model.{names.layers}.{layers}"
+        of_draft = {"mtp": layer, "mtp.layer": layer, "mtp.norm": f"{layer}.shared_head.norm"}
+        names = replace(names, top={**names.top, **of_draft})
     model.names = replace(names, unused=(*names.unused, *unused))
     return model
 

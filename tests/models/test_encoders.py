@@ -32,6 +32,7 @@ CASES = [
     ("gemma3_text", "mean", {}),
     ("gte", "cls", {}),
     ("jina_embeddings_v3", "mean", {}),
+    ("mpnet", "mean", {}),
     ("qwen3", "mean", {"is_causal": False}),
     ("xlm-roberta", "cls", {}),
     ("bert", "cls", {"hidden_act": "gelu_new", "num_hidden_layers": 2}),

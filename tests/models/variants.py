@@ -66,7 +66,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "sliding", "full")],
         "num_kv_shared_layers": 3,
         "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 8,
+        "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 160,
         "final_logit_softcapping": 4.0,
         "per_layer_config": {str(i): {"head_dim": 32} for i in (1, 5)},

@@ -74,7 +74,6 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _HYBRID),
-    "llama4_text": {"num_experts_per_tok": 1},
     "mamba2": {
         "state_size": 16,
         "num_heads": 8,
@@ -351,6 +350,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             ),
             "num_hidden_layers": 4,
             "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 1,
             "use_qk_norm": False,
             "floor_scale": 16,
             "attn_scale": 0.5,

@@ -13,7 +13,7 @@ from mlcpipe.bundle.integrity import file_info
 from mlcpipe.bundle.origin import accept, forget
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
-from mlcpipe.checkpoint.draft_heads import with_draft_head
+from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
 from mlcpipe.compiler.backends import backend_of, find_writer
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
@@ -77,8 +77,8 @@ def compile(
         kv_cache_dtype: f32, f16, q8 (int8 with a scale for each 32 numbers) or q4 (4 bits, of rotated heads); auto is
             the target's choice, else the quantization's dtype.
         adapters: the bundle can run with LoRA adapters, chosen at run time.
-        draft_head: a folder with an EAGLE-3 head or Medusa heads for the model, or `hf://org/name`: the server drafts
-            with them.
+        draft_head: a folder with an EAGLE-3 head or Medusa heads for the model, or `hf://org/name`: answers are drafted
+            with them; `none` leaves out the layer that drafts in the checkpoint itself.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.
         check: called with the complete bundle before it appears as `output`; if it raises, no bundle is written.
@@ -89,7 +89,7 @@ def compile(
     purpose = Purpose(target, quantization, kv_cache_dtype, disk=Path(output), title=str(checkpoint), method=method)
     source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
     if draft_head is not None:
-        source = with_draft_head(source, resolve(draft_head, progress))
+        source = with_draft_head(source, NO_HEAD if draft_head == NO_HEAD else resolve(draft_head, progress))
     quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
     described = load_target(target)

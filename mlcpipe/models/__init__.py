@@ -52,6 +52,10 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
     names, layers = checkpoint_names(model_type), model.facts.num_layers
     drafts = Fields(config).integer("num_nextn_predict_layers", 0, low=0, high=64)
     unused = [f"{names.layers}.{layers + i}." for i in range(drafts)]  # layers that draft tokens
+    if drafts and model.own_head is not None:
+        layer = f"model.{names.layers}.{layers}"
+        of_draft = {"mtp": layer, "mtp.layer": layer, "mtp.norm": f"{layer}.shared_head.norm"}
+        names = replace(names, top={**names.top, **of_draft})
     model.names = replace(names, unused=(*names.unused, *unused))
     return model
 

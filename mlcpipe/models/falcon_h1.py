@@ -15,8 +15,10 @@ from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.decoder_layer import SideBySide
+from mlcpipe.nn.gguf import PRE_NORM, GgufFamily, GgufFile
+from mlcpipe.nn.gguf import SCAN as GGUF_SCAN
 from mlcpipe.nn.mamba2 import NAMES as SCAN
-from mlcpipe.nn.mamba2 import Mamba2, Mamba2Spec, read_mamba2
+from mlcpipe.nn.mamba2 import Mamba2, Mamba2Spec, read_gguf, read_mamba2
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
@@ -72,3 +74,24 @@ def _multipliers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
     if not isinstance(listed, list) or len(listed) != count:
         raise ConfigError(f"field {name}", where=fields.where, expected=f"{count} numbers", found=repr(listed)[:80])
     return tuple(Fields({name: one}, fields.where).number(name) for one in listed)
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """Multipliers are in the weights."""
+    config["mamba_d_ssm"] = read_gguf(file, config)
+    config["projectors_bias"] = "blk.0.ssm_out.bias" in file
+    config["attention_bias"] = "blk.0.attn_q.bias" in file
+    config["mamba_rms_norm"] = "blk.0.ssm_norm.weight" in file
+    config["mamba_norm_before_gate"] = False
+
+
+_NORM = "post_attention_layernorm.weight"
+_NAMES = {**PRE_NORM, **GGUF_SCAN}
+GGUF = GgufFamily(
+    "falcon-h1",
+    _complete_gguf,
+    {
+        **{name: f"mixers.{of}" if of.startswith(("self_attn", "mamba")) else of for name, of in _NAMES.items()},
+        **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), _NORM),  # llama.cpp writes the first
+    },
+)

@@ -11,13 +11,15 @@ from typing import Any
 from tvm.relax.frontend import nn
 
 from mlcpipe.models.granite import DEFAULTS, multiplied
+from mlcpipe.models.granite import complete_gguf as complete_granite
 from mlcpipe.models.granitemoe import NAMES as GRANITEMOE
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_kinds
 from mlcpipe.nn.decoder import Mixer
-from mlcpipe.nn.mamba2 import Mamba2, read_mamba2
+from mlcpipe.nn.gguf import EXPERTS, MOE, PRE_NORM, SCAN, GgufFamily, GgufFile, read_experts
+from mlcpipe.nn.mamba2 import Mamba2, read_gguf, read_mamba2
 from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts
 from mlcpipe.nn.names import CheckpointNames
 
@@ -57,3 +59,25 @@ def _mlp(base: BaseConfig) -> Callable[[int], nn.Module]:
         return lambda i: base.mlp(width=shared)
     routing = Routing(*expert_counts(base.fields, experts=8, chosen=2), normalize=True)
     return lambda i: SparseMoE(base.hidden_size, base.intermediate_size, routing, base.act, shared_width=shared)
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    complete_granite(file, config)
+    if file.get("rope.scaling.finetuned"):
+        raise file.error("rope.scaling.finetuned", False, True)
+    heads = file.numbers("attention.head_count_kv", config["num_hidden_layers"])
+    config["layer_types"] = ["attention" if count else "mamba" for count in heads]
+    config["position_embedding_type"] = "nope"
+    config["mamba_expand"], rest = divmod(read_gguf(file, config), config["hidden_size"])
+    if rest:
+        raise file.error("ssm.inner_size", f"a multiple of {config['hidden_size']}")
+    config["num_local_experts"] = 0
+    if file.integer("expert_count", 0):
+        del config["num_local_experts"]
+        read_experts(file, config)
+    config["shared_intermediate_size"] = file.integer("expert_shared_feed_forward_length", config["intermediate_size"])
+
+
+GGUF = GgufFamily(
+    "granitehybrid", _complete_gguf, {**PRE_NORM, **MOE, **SCAN}, EXPERTS, interleaved=True, some_attend=True
+)

@@ -12,7 +12,9 @@ from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.decoder_layer import MIXER_ALONE
-from mlcpipe.nn.mamba2 import Mamba2, read_mamba2
+from mlcpipe.nn.gguf import SCAN as GGUF_SCAN
+from mlcpipe.nn.gguf import GgufFamily, GgufFile
+from mlcpipe.nn.mamba2 import Mamba2, read_gguf, read_mamba2
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
@@ -54,3 +56,15 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     scan = read_mamba2(fields, base.hidden_size, inner, "head_dim", SCAN, eps=base.norm.eps)
     mixers = [Mixer("mamba", Mamba2(scan, i)) for i in range(count)]
     return decoder(base, mixers, lambda i: None, form=MIXER_ALONE, rotated=[False] * count)
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    inner = read_gguf(file, config, SCAN)
+    config["expand"], rest = divmod(inner, config["hidden_size"])
+    if rest or inner % max(1, config["num_heads"]):
+        raise file.error("ssm.inner_size", f"a multiple of {config['hidden_size']} and of the heads", inner)
+    config["head_dim"] = inner // config["num_heads"]
+    del config["intermediate_size"]
+
+
+GGUF = GgufFamily("mamba2", _complete_gguf, {**GGUF_SCAN, "attn_norm": "norm"})

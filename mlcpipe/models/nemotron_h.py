@@ -19,7 +19,9 @@ from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_kinds
 from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.decoder_layer import MIXER_ALONE, MLP_ALONE
-from mlcpipe.nn.mamba2 import Mamba2, read_mamba2
+from mlcpipe.nn.gguf import ATTENTION, EXPERTS, MOE, PLAIN_MLP, GgufFamily, GgufFile, read_drafts, read_experts
+from mlcpipe.nn.gguf import SCAN as GGUF_SCAN
+from mlcpipe.nn.mamba2 import Mamba2, read_gguf, read_mamba2
 from mlcpipe.nn.moe import SparseMoE, expert_counts
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
@@ -107,3 +109,35 @@ def _mlp(base: BaseConfig, kind: str) -> nn.Module | None:
     routing = grouped_routing(fields, *expert_counts(fields, 8, 2), normalize=True)
     width, shared = (fields.integer(f"moe_{name}intermediate_size", 7688) for name in ("", "shared_expert_"))
     return SparseMoE(base.hidden_size, width, routing, base.act, shared_width=shared, gated=False)
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    read_drafts(file, config)
+    count, blocks = config["num_hidden_layers"], file.integer("block_count")
+    attend, feed = (file.numbers(key, blocks)[:count] > 0 for key in ("attention.head_count_kv", "feed_forward_length"))
+    experts = file.integer("expert_count", 0)
+    feeds = "moe" if experts else "mlp"
+    config["layers_block_type"] = [
+        "attention" if one else feeds if other else "mamba" for one, other in zip(attend, feed)
+    ]
+    inner = read_gguf(file, config, SCAN)
+    config["mamba_head_dim"] = inner // max(1, config["mamba_num_heads"])
+    config["mlp_bias"] = any(f"blk.{i}.ffn_up.bias" in file for i in range(min(count, 1024)))
+    if experts:
+        read_experts(file, config, "sigmoid")
+        config["moe_shared_expert_intermediate_size"] = file.integer("expert_shared_feed_forward_length")
+        file.integer("expert_shared_count", 1)
+        config["routed_scaling_factor"] = file.number("expert_weights_scale", 0.0) or 1.0
+        config["norm_topk_prob"] = bool(file.get("expert_weights_norm", False))
+        config["n_group"] = max(file.integer("expert_group_count", 1), 1)
+        config["topk_group"] = max(file.integer("expert_group_used_count", 1), 1)
+
+
+GGUF = GgufFamily(
+    "nemotron_h_moe",
+    _complete_gguf,
+    {**ATTENTION, **PLAIN_MLP, **MOE, **GGUF_SCAN, "attn_norm": "norm"},
+    {name: EXPERTS[name] for name in ("ffn_up_exps", "ffn_down_exps")},
+    some_attend=True,
+    also=("nemotron_h",),
+)

@@ -15,6 +15,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.bundle.states import Part, State
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
+from mlcpipe.nn.gguf import GgufFile
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.norm import rms_norm
@@ -173,3 +174,15 @@ def read_mamba2(
             expected=f"heads of {inner} channels, in groups", found=f"{heads}, {fields.get(head_dim)!r} and {groups}",
         )  # fmt: skip
     return Mamba2Spec(hidden_size=hidden_size, head_dim=inner // heads, **found | options)
+
+
+def read_gguf(file: GgufFile, config: dict[str, Any], names: Mapping[str, tuple[str, int | bool]] = NAMES) -> int:
+    """Read the sizes of the blocks, by the fields' names -> their channels; a flag is whether a tensor is there."""
+    keys = {"heads": "time_step_rank", "state_size": "state_size", "groups": "group_count", "taps": "conv_kernel"}
+    config.update({names[field][0]: file.integer(f"ssm.{key}") for field, key in keys.items()})
+    parts = {"conv_bias": "ssm_conv1d", "bias": "ssm_in", "out_bias": "ssm_out"}
+    layers = range(min(config["num_hidden_layers"], 1024))
+    config.update(
+        {names[field][0]: any(f"blk.{i}.{part}.bias" in file for i in layers) for field, part in parts.items()}
+    )
+    return file.integer("ssm.inner_size")

@@ -33,12 +33,23 @@ FIELDS: dict[str, dict[str, Any]] = {
     "bitnet": {"tie_word_embeddings": True},
     "cohere2_moe": {"mlp_layer_types": ["dense", "sparse", "sparse"], "prefix_dense_intermediate_size": 48},
     "falcon": {"num_kv_heads": 1},
+    "falcon_h1": {
+        "mlp_multipliers": [1.0, 1.0],
+        "ssm_multipliers": [1.0] * 5,
+        **{f"{part}_{side}_multiplier": 1.0 for part in ("attention", "ssm") for side in ("in", "out")},
+        **{f"{part}_multiplier": 1.0 for part in ("key", "lm_head", "embedding")},
+        "mamba_n_groups": 2,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+    },
     "qwen3_moe": {"norm_topk_prob": True},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
     "afmoe": {"global_attn_every_n_layers": 4, "num_hidden_layers": 5},
     "llama4_text": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
+    "minicpm3": {"dim_model_base": 256, "v_head_dim": 16},
+    "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mamba"]},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
 }
 _WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole super-blocks

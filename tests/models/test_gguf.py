@@ -23,6 +23,8 @@ from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model, gguf_families
+from mlcpipe.nn.language_model import blocks_of
+from mlcpipe.nn.mamba2 import Mamba2
 from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.recipe import load_recipe
 from mlcpipe.targets import load_target
@@ -51,7 +53,8 @@ assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for nam
 def facts_of(config: Mapping[str, Any]) -> Any:
     """A model's facts and those of its layers, with numbers in float32, as GGUF has them."""
     model = build_model(config)
-    return _rounded([asdict(facts) for facts in (model.facts, *model.attentions())])
+    scans = [block.spec for block in blocks_of(model.model, Mamba2)]
+    return _rounded([asdict(facts) for facts in (model.facts, *model.attentions(), *scans)])
 
 
 def _rounded(value: Any) -> Any:
@@ -72,10 +75,11 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
     expected = [name for name in source.tensors if not name.endswith(unused)]
     assert list(found.tensors) == expected
     for name in expected:
-        # Norms that are stored with 1 added are rounded.
-        rounded = 1e-6 if gguf_families()[case.model_type].norm_offset and name.endswith("norm.weight") else 0.0
-        values = (np.squeeze(one.read(name)) for one in (found, source))
-        np.testing.assert_allclose(*values, rtol=0, atol=rounded, err_msg=name)
+        # Norms that are stored with 1 added are rounded, and decays that are stored as numbers.
+        offset = gguf_families()[case.model_type].norm_offset and name.endswith("norm.weight")
+        rounded = 1e-6 if offset or name.endswith("A_log") else 0.0
+        value = np.squeeze(source.read(name))
+        np.testing.assert_allclose(found.read(name).reshape(value.shape), value, rtol=0, atol=rounded, err_msg=name)
 
 
 def test_gate_and_up_of_experts_in_one_tensor(tmp_path: Path) -> None:

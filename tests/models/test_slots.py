@@ -1,4 +1,4 @@
-"""States in slots, by a model with short convolutions: checkpoints, forks, preemption and saved chats change no bit."""
+"""States in slots, by models that convolve or scan: checkpoints, forks, preemption and saved chats change no bit."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.serving import interface
 from mlcpipe.runtime.serving.core import GREEDY
+from mlcpipe.runtime.serving.drafting import Draft
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.open_engine import open_engine
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
@@ -28,19 +29,35 @@ from tests.conftest import QUICK
 from tests.models import tiny
 from tests.models.stepping import Steps
 
-CASE = tiny.TinyCase("lfm2", "default", {"num_hidden_layers": 4, "full_attn_idxs": [1, 2]})
+CONVOLVES = tiny.TinyCase("lfm2", "default", {"num_hidden_layers": 4, "full_attn_idxs": [1, 2]})
+SCANS = tiny.TinyCase("granitemoehybrid", "default", {"num_local_experts": 0})
 PROMPT, ANSWER = 100, 20  # the last token of the answer is not computed
 LAST_BORDER = (PROMPT - 1) // 16 * 16
 LONG_CHUNKS = Limits(256, prefill_chunk=128, sequences=16)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(QUICK, id="cpu"), pytest.param("vulkan", marks=pytest.mark.full)])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "vulkan":
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((QUICK, CONVOLVES), id="cpu"),
+        pytest.param((QUICK, SCANS), id="cpu-scans", marks=pytest.mark.full),
+        pytest.param(("vulkan", SCANS), id="vulkan-scans", marks=pytest.mark.full),
+    ],
+)
+def made(request: pytest.FixtureRequest) -> tuple[str, tiny.TinyCase]:
+    """A target, and what is compiled for it."""
+    target, case = request.param
+    if target == "vulkan":
         request.getfixturevalue("gpu")
+    return target, case
+
+
+@pytest.fixture(scope="module")
+def path(made: tuple[str, tiny.TinyCase], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target, case = made
     folder = tmp_path_factory.mktemp("slots")
     return mlcpipe.compile(
-        tiny.write_tiny(CASE, folder / "checkpoint"), target=request.param, quantization="q0f32", kv_cache_dtype="f32",
+        tiny.write_tiny(case, folder / "checkpoint"), target=target, quantization="q0f32", kv_cache_dtype="f32",
         output=folder / "bundle", context_length=256,
     )  # fmt: skip
 
@@ -78,10 +95,10 @@ def _with_result(work: Generator[None, None, Any]) -> Iterator[Any]:
     yield (yield from work)
 
 
-def test_a_prompt_cut_at_any_token_has_the_same_bits(bundle: LoadedBundle) -> None:
+def test_a_prompt_cut_at_any_token_has_the_same_bits(bundle: LoadedBundle, made: tuple[str, tiny.TinyCase]) -> None:
     model, tokens = LoadedModel(bundle), words(40)
     whole = model.all_logits(tokens)
-    np.testing.assert_allclose(whole, tiny.reference_logits(CASE, tokens), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(whole, tiny.reference_logits(made[1], tokens), rtol=0, atol=1e-4)
     for cut in range(1, len(tokens)):
         (rest,) = model.logit_parts(tokens, begin=cut)
         np.testing.assert_array_equal(rest, whole[cut:], f"cut after {cut} tokens")
@@ -120,6 +137,44 @@ def test_four_answers_to_one_prompt(bundle: LoadedBundle) -> None:
     for sequence in sequences:
         np.testing.assert_array_equal(steps.logits[sequence.id], expected)
     assert [one.cached for one in sequences] == [0, PROMPT, PROMPT, PROMPT]
+
+
+class Oracle:
+    """Drafts an answer, three tokens of four right."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer = [token if at % 4 else (token + 1) % tiny.TOKENS for at, token in enumerate(answer)]
+
+    def propose(self, tokens: list[int]) -> Draft:
+        return Draft(self._answer[len(tokens) : len(tokens) + 6], 0.9)
+
+    def checked(self, drafted: int, right: int) -> None:
+        """Nothing to learn."""
+
+    def restart(self) -> None:
+        """Nothing to forget."""
+
+
+def test_drafts_change_no_bit(bundle: LoadedBundle) -> None:
+    """States after each row of a draft are kept: the answer continues from that of the last accepted one."""
+    steps, prompts = Steps(bundle), [words(PROMPT), words(30, 4)]
+    undrafted = []
+    for prompt in prompts:
+        undrafted.append(steps.submit(prompt, 40))
+        steps.run()
+    steps = Steps(bundle)
+    sequences = []
+    for prompt, one in zip(prompts, undrafted):
+        request = ScheduledRequest(tuple(prompt), 40, GREEDY, drafter=Oracle(one.tokens), deterministic=True)
+        sequences.append(steps.scheduler.submit(request))
+    steps.run()
+    totals = steps.scheduler.totals
+    assert 0 < totals.accepted < totals.drafted
+    for prompt, one, other in zip(prompts, sequences, undrafted):
+        assert one.tokens == other.tokens
+        np.testing.assert_array_equal(steps.logits[one.id], alone(bundle, prompt, 40))
+    again = answered(steps, [*sequences[0].tokens, 5], exact=False)
+    assert again.cached is not None and again.cached > PROMPT
 
 
 def test_preempted_in_mid_answer(bundle: LoadedBundle) -> None:

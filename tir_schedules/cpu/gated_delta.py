@@ -16,6 +16,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.cpu.vectors import Registers, lanes_of, load, prefetch, read, scratch, splat, store, total, value
 from tir_schedules.delta_shape import EPS, DeltaShape, Inputs
+from tir_schedules.step import Step
 
 CHUNK = 32  # rows of a chunk: a fifth of its work grows with this number, and reads of the state shrink with it
 _TILE = 4  # rows of a register tile
@@ -98,8 +99,13 @@ def _step(of: Inputs, y: Buffer, s: Expr, head: Expr, block: Expr) -> None:
                 _advance(
                     of, y, row, head, column, lambda i: read(kept, i, lanes), lambda i, x: store(kept, i, x, lanes)
                 )
-            with I.serial(size // lanes) as i:
-                write(i * lanes, read(kept, i * lanes, lanes))
+                to = value(I.if_then_else(row + 1 == end, target, _slot_of_row(step, row)))
+                with I.If(to >= 0), I.Then(), I.serial(size // lanes) as i:
+                    store(of.state, (to, first + i * lanes), read(kept, i * lanes, lanes), lanes)
+
+
+def _slot_of_row(step: Step, row: Expr) -> Expr:
+    return I.if_then_else(step.has_slots_of_rows, step.slot_of_row(row), -1)
 
 
 def _advance(

@@ -26,6 +26,7 @@ from mlcpipe.checkpoint.gguf.native_formats import PARTS
 from mlcpipe.checkpoint.gguf.shards import read_shards
 from mlcpipe.checkpoint.gguf.special_tokens import end_ids, token_id
 from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
+from mlcpipe.checkpoint.matrix import Matrix
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
@@ -77,16 +78,27 @@ class GgufCheckpoint(Checkpoint):
         tensor = self.info(name)
         if isinstance(tensor, GgufTensor) and tensor.value is not None:
             return np.array([tensor.value], np.float32)
+        if isinstance(tensor, Matrix) and tensor.values is not None:
+            return tensor.values()
         values = read_chunks(tensor, chunks) if tensor.dtype in FORMATS else read_float32(tensor)
         if not isinstance(tensor, GgufTensor):
             return values
         values = tensor.in_order(values)
+        if tensor.negative_exp:
+            if not (values < 0).all():
+                raise CheckpointError(
+                    f"tensor {shown(name)} has numbers that no decay has", where=shown_path(self.path),
+                    expected="numbers below 0", next_step="the file is damaged: download it again",
+                )  # fmt: skip
+            values = np.log(-values)
         if tensor.add:
             values += np.float32(tensor.add)
         return values
 
     def read_parts(self, name: str) -> Parts:
         tensor = self.info(name)
+        if isinstance(tensor, Matrix):
+            return tensor.parts()
         split = PARTS.get(tensor.dtype)
         if split is None:
             return super().read_parts(name)

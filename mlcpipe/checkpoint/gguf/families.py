@@ -29,7 +29,7 @@ Tensors = Mapping[str, TensorInfo]
 Config = dict[str, Any]
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-_BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+?)(?:\.(weight|bias))?")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -40,6 +40,7 @@ _TOP = {
 _TOWERS = "clip"  # the architecture of files named mmproj
 _BARE = ("attn_sinks", "exp_probs_b")  # no `.weight` or `.bias` in Hugging Face's name
 _ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
+_OF_HEADS = ("attn_k_b", "attn_v_b")  # matrices of each head, stacked
 _GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
 # Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
@@ -62,12 +63,13 @@ class GgufTensor(TensorInfo):
     """A tensor under its name in Hugging Face's layout.
 
     `heads` > 0: rows are in interleaved order within each head; with `kv_heads` > 0 they are those of q, then of k,
-    then of v, and Hugging Face has them by KV head. `add` is added to the values as stored. `value`: the one number of
-    a tensor that the metadata hold.
+    then of v, and Hugging Face has them by KV head. `add` is added to the values as stored. `negative_exp`: the file
+    has -exp of the values. `value`: the one number of a tensor that the metadata hold.
     """
 
     heads: int = 0
     add: float = 0.0
+    negative_exp: bool = False
     kv_heads: int = 0
     value: float | None = None
 
@@ -144,7 +146,7 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
         for name, one in _families()[arch]
         if one.applies is None or one.applies(_File(metadata, arch, tensors))
     )
-    config = _shared_fields(metadata, arch, tensors)
+    config = _shared_fields(metadata, arch, family, tensors)
     config["num_key_value_heads"] = _kv_heads(metadata, arch, family, config["num_attention_heads"])
     config["model_type"] = model_type
     rope = (
@@ -200,10 +202,16 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         layer, part, suffix = match.groups()
         if 0 <= int(layer) - config["num_hidden_layers"] < config.get("num_nextn_predict_layers", 0):
             continue
+        if part in _OF_HEADS and len(tensor.shape) == 3:
+            tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
         if part in _ROWS and len(tensor.shape) == 1:
             tensor = replace(tensor, shape=(1, *tensor.shape))
-        if part in _BARE and part in family.names:
-            yield _as(tensor, published(f"model.layers.{layer}.{family.names[part]}"))
+        whole = f"{part}.{suffix}" if suffix else part
+        if whole in family.names or (part in _BARE and part in family.names):
+            bare = _as(tensor, published(f"model.layers.{layer}.{family.names.get(whole) or family.names[part]}"))
+            yield replace(bare, negative_exp=part == "ssm_a")
+        elif not suffix:
+            yield _as(tensor, name)
         elif part in family.experts or (part == _GATE_UP and family.experts):
             parts = ("ffn_gate_exps", "ffn_up_exps") if part == _GATE_UP else (part,)
             for i, one in enumerate(parts):
@@ -275,22 +283,24 @@ def _unstacked(tensor: TensorInfo, pattern: str, config: Config, i: int, parts: 
         yield _as(rows_of(part, i, parts), pattern.format(expert))
 
 
-def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
-    """The fields of config.json that all families have."""
+def _shared_fields(metadata: Metadata, arch: str, family: GgufFamily, tensors: Tensors) -> Config:
+    """The fields of config.json that all families have; a head of `latent` attention is what rope rotates of it."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError("no embedding", where=metadata.where, expected="a matrix token_embd.weight")
     hidden, heads = (metadata.integer(f"{arch}.{key}") for key in ("embedding_length", "attention.head_count"))
+    heads = heads or metadata.integer(f"{arch}.ssm.time_step_rank", 0)  # where no layer attends
     if not 0 < heads <= hidden:
         raise metadata.error(f"{arch}.attention.head_count", f"1 to {hidden}", heads)
-    head_dim = metadata.integer(f"{arch}.attention.key_length", hidden // heads)
-    if metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
+    size = "rope.dimension_count" if family.latent else "attention.key_length"
+    head_dim = metadata.integer(f"{arch}.{size}", hidden // heads)
+    if not family.latent and metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
     layer_norm, rms_norm = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer(f"{arch}.feed_forward_length"),
+        "intermediate_size": _width(metadata, arch, family),
         "num_hidden_layers": metadata.integer(f"{arch}.block_count"),
         "num_attention_heads": heads,
         "head_dim": head_dim,
@@ -299,6 +309,14 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
         "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
+
+
+def _width(metadata: Metadata, arch: str, family: GgufFamily) -> int:
+    """The width of MLPs. Where not all layers attend it may be listed by layer, 0 for those without."""
+    key = f"{arch}.feed_forward_length"
+    if not family.some_attend or isinstance(metadata.values.get(key), int):
+        return metadata.integer(key)
+    return int(metadata.numbers(key, metadata.integer(f"{arch}.block_count")).max())
 
 
 def _kv_heads(metadata: Metadata, arch: str, family: GgufFamily, heads: int) -> int:

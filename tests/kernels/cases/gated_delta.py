@@ -32,6 +32,8 @@ def ruled(shape: DeltaShape, parts: list[Part], numbers: list[Array]) -> tuple[A
     size = (heads, shape.key_dim, shape.value_dim)
     stored = (heads, shape.value_dim // shape.columns, shape.key_dim, shape.columns)
     for part in parts:
+        slots = dict(zip(range(row, row + part.rows), (*part.drafts, -1)))
+        slots[row + part.rows - 1] = part.write
         s = np.zeros(size)
         if part.read >= 0:
             s = state[part.read].reshape(stored).swapaxes(1, 2).reshape(size)
@@ -40,8 +42,8 @@ def ruled(shape: DeltaShape, parts: list[Part], numbers: list[Array]) -> tuple[A
             correction = beta[i][:, None] * (v[i] - np.einsum("hi,hij->hj", k[i], s))
             s = s + k[i][:, :, None] * correction[:, None]
             y.append(np.einsum("hi,hij->hj", q[i], s).ravel() * shape.key_dim**-0.5)
-        if part.write >= 0:
-            after[part.write] = s.reshape(heads, shape.key_dim, -1, shape.columns).swapaxes(1, 2).ravel()
+            if (slot := slots.get(i, -1)) >= 0 and not (shape.many and i + 1 < row + part.rows):
+                after[slot] = s.reshape(heads, shape.key_dim, -1, shape.columns).swapaxes(1, 2).ravel()
         row += part.rows
     return np.stack(y), after
 

@@ -175,13 +175,14 @@ def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
     defaults = defaults_of(config)
     found = config | {usual: config[own] for usual, own in defaults.names.items() if config.get(own) is not None}
     width = defaults.expansion * found["hidden_size"]
-    return {"intermediate_size": width, "max_position_embeddings": defaults.positions} | found
+    listed = {"num_hidden_layers": len(found.get("layers_block_type", ()))}
+    return {"intermediate_size": width, "max_position_embeddings": defaults.positions} | listed | found
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
     """`gate`: the matrix of an MLP whose width is not in config.json."""
     heads, kind = config["num_attention_heads"], config["model_type"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    head_dim = _head_dim(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     drafts = config.get("num_nextn_predict_layers", 0)
@@ -189,11 +190,19 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     if drafts:
         writer.add_nextn_predict_layers(drafts)
     names = ("prefix_dense_intermediate_size", "intermediate_size_mlp", "intermediate_size")
-    width = next(config[name] for name in names if config.get(name))
-    writer.add_feed_forward_length(width if gate is None else gate.shape[0])
-    writer.add_head_count(heads)
-    kv_heads, types = config.get("num_key_value_heads", heads), config.get("layer_types") or ()
-    writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
+    width = next((config[name] for name in names if config.get(name)), 0)
+    kinds = config.get("layers_block_type")
+    inner = config.get("moe_intermediate_size") if "moe" in (kinds or ()) else width
+    widths = [inner * (one in ("moe", "mlp")) for one in kinds] if kinds else width if gate is None else gate.shape[0]
+    writer.add_feed_forward_length(widths)
+    writer.add_head_count(heads * (kind != "mamba2"))
+    kv_heads = config.get("num_key_value_heads", heads)
+    types = config.get("layer_types") or config.get("layers_block_type") or ()
+    attend = [one not in ("conv", "linear_attention", "mlp", "moe") for one in types]
+    writer.add_head_count_kv(kv_heads if all(attend) else [kv_heads * one for one in attend])
+    if (sizes := _scan_sizes(config))["state_size"]:
+        for key, size in sizes.items():
+            writer.add_uint32(f"{writer.arch}.ssm.{key}", size)
     layer_norms = defaults_of(config).norm.kind == "layer"
     eps = 1e-5 if kind == "olmo" else config["rms_norm_eps"]
     (writer.add_layer_norm_eps if layer_norms else writer.add_layer_norm_rms_eps)(eps)
@@ -202,14 +211,17 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_clamp_kqv(config["attn_config"]["clip_qkv"] or 0.0)
     if config.get("use_parallel_residual") is not None:
         writer.add_parallel_residual(config["use_parallel_residual"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if rank := config.get("kv_lora_rank"):
+        _add_latent_sizes(writer, config, rank)
+    else:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     if count := expert_count(config):
         writer.add_expert_count(count)
         writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
-        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "olmoe"):
+        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    score = "sigmoid" if kind in ("glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe") else ""
+    score = "sigmoid" if kind in ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe") else ""
     if score := config.get("expert_selection_fn", score):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType[score.upper()])
     if kind == "cohere2_moe":
@@ -245,6 +257,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         ("conv_L_cache", writer.add_shortconv_l_cache),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
         ("shared_intermediate_size", writer.add_expert_shared_feed_forward_length),
+        ("moe_shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
         *(
             (name, writer.add_expert_shared_count)
             for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
@@ -263,6 +276,40 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
             add(config[field])
 
 
+def _head_dim(config: dict[str, Any]) -> int:
+    """Dimensions of a head, or of what rope rotates in latent attention."""
+    heads = config["num_attention_heads"]
+    return int(config.get("qk_rope_head_dim") or config.get("head_dim") or config["hidden_size"] // heads)
+
+
+def _add_latent_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], rank: int) -> None:
+    """Those of cached keys and values beside those of heads; MiniCPM 3's conversion knows only the latter."""
+    whole = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    if config["model_type"] == "minicpm3":
+        writer.add_key_length(whole)
+        return
+    writer.add_key_length(rank + config["qk_rope_head_dim"])
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(whole)
+    writer.add_value_length_mla(config["v_head_dim"])
+
+
+def _scan_sizes(config: dict[str, Any]) -> dict[str, int]:
+    """What Mamba-2 blocks are made of, by llama.cpp's names, from the fields that families have."""
+    fields = {
+        "time_step_rank": ("mamba_n_heads", "mamba_num_heads", "num_heads"),
+        "state_size": ("mamba_d_state", "ssm_state_size", "state_size"),
+        "group_count": ("mamba_n_groups", "n_groups"),
+        "conv_kernel": ("mamba_d_conv", "conv_kernel"),
+    }
+    found = {key: next((config[name] for name in names if name in config), 0) for key, names in fields.items()}
+    head_dim = next((config[name] for name in ("mamba_d_head", "mamba_head_dim", "head_dim") if name in config), 0)
+    return {**found, "inner_size": found["time_step_rank"] * head_dim}
+
+
 def expert_count(config: dict[str, Any]) -> int:
     """The number of a layer's experts, 0 in models without."""
     names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -274,7 +321,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     local = table.get("sliding_attention")
     table = table.get("full_attention", table)
     theta = table.get("rope_theta", config.get("rope_theta", 10000.0))
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = _head_dim(config)
     partial = config.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
     rotated = int(head_dim * partial)
     writer.add_rope_freq_base(theta)
@@ -285,6 +332,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(table["factor"])
+    if config.get("kv_lora_rank") and table.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * table["mscale_all_dim"])
     if (beta := table.get("llama_4_scaling_beta")) is not None:
         writer.add_attn_temperature_scale(beta)
         writer.add_rope_scaling_yarn_log_mul(table["mscale_all_dim"])
@@ -334,6 +383,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             if parts[parts.index("experts") + 1] == "0":
                 numbered = name.replace("experts.0.", "experts.{}.")
                 stacked = np.stack([source.read(numbered.format(i)) for i in range(count)])
+                name = name.replace("backbone", "model").replace("mixer", "mlp")
                 yield (
                     f"layers.{parts[2]}.feed_forward.experts.{parts[-2]}.weight"
                     if parts[-2].startswith("w")
@@ -361,6 +411,22 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
+        if parts[-2] in ("k_b_proj", "v_b_proj"):
+            values = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+            if kind == "minicpm3" and parts[-2] == "k_b_proj":
+                others = source.read(name.replace("k_b_proj", "v_b_proj"))
+                rows = [values.swapaxes(1, 2), others.reshape(len(values), -1, others.shape[1])]
+                name, values = name.replace("k_b_proj", "kv_b_proj"), np.concatenate(rows, axis=1)
+                values = values.reshape(-1, values.shape[2])
+            elif kind == "minicpm3":
+                continue
+        if name.endswith("A_log"):
+            values = -np.exp(values)
+        if parts[-1] in ("A_log", "D"):
+            values = values.reshape(-1, 1)
+        if parts[-3:-1] in (["mamba", "norm"], ["mixer", "norm"]):
+            values = values.reshape(_scan_sizes(config)["group_count"], -1)
+        name = name.replace("dt_bias", "dt_proj.bias")
         name = name.replace("mlp.ffn_sub_norm", "mlp.ffn_layernorm").replace("attn_sub_norm", "inner_attn_ln")
         if kind.startswith("granite"):
             name = name.replace(".shared_mlp.", ".mlp.shared_expert.")

@@ -56,7 +56,7 @@ def hybrid(base: BaseConfig, mlp: Callable[[int], nn.Module] | None = None, **op
         attention if kind == ATTENDS else Mixer("linear_attn", GatedDelta(delta, i))
         for i, kind in enumerate(layer_kinds(base, [(i + 1) % step == 0 for i in range(base.num_layers)]))
     ]
-    drafts = attention if fields.integer("mtp_num_hidden_layers", 0) else None
+    drafts = attention if fields.integer("mtp_num_hidden_layers", 0, low=0) else None
     return decoder(base, mixers, mlp, ropes=[base.rope(partial=0.25)], drafts=drafts)
 
 

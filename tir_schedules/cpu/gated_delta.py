@@ -18,7 +18,7 @@ from tir_schedules.cpu.vectors import Registers, lanes_of, load, prefetch, read,
 from tir_schedules.delta_shape import EPS, DeltaShape, Inputs
 from tir_schedules.step import Step
 
-CHUNK = 32  # rows of a chunk: a fifth of its work grows with this number, and reads of the state shrink with it
+CHUNK = 16  # rows of a chunk, which begins at a multiple of it, as pages do: a prefix that was kept changes no bit
 _TILE = 4  # rows of a register tile
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 from mlcpipe.bundle import MANIFEST, MLC_CONFIG, FileInfo, write_manifest
@@ -26,6 +27,7 @@ from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metada
 from mlcpipe.compiler.preflight import BUNDLE_BYTES, Purpose
 from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.errors import ConfigError
+from mlcpipe.host.finding import byte_size
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.native_formats import SCHEMES
@@ -205,8 +207,13 @@ def _quantization(
     return quantization
 
 
+_ROW = Fraction(1, 1000)  # of a table, at most, is what a token reads
+
+
 def _announce(job: Job, method: str, progress: Progress) -> None:
-    """Note matrices that a scheme's block format cannot hold, and how long gptq will take."""
+    """Note matrices that a scheme's block format cannot hold, large ones of which a token reads a row, and how long
+    gptq will take.
+    """
     matrices = [weight for weight in job.state.weights if weight.kind == "scheme"]
     left = [weight for weight in matrices if job.scheme.mixed and weight.scheme == job.scheme]
     if left:
@@ -214,6 +221,12 @@ def _announce(job: Job, method: str, progress: Progress) -> None:
         progress.note(
             f"{len(left)} of {len(matrices)} matrices are stored as {UNIFORM_QUANTIZATION}: {job.scheme.blocks} needs "
             f"rows of a multiple of {block_columns(SCHEMES[job.scheme.blocks])} numbers, and theirs have {rows}"
+        )
+    tables = sum(weight.nbytes for weight in matrices if weight.reads <= _ROW)
+    if tables > job.weights_bytes / 8:
+        place = "the mapped file" if job.state.target.kernels == "cpu" else "the GPU's memory, all of them"
+        progress.note(
+            f"{byte_size(tables)} of the weights are tables of which a token reads a row: they are in {place}"
         )
     if method == GPTQ:
         progress.note(expected_duration(job.state.weights))

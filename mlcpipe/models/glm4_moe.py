@@ -37,7 +37,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 def drafts_itself(base: BaseConfig) -> bool:
     """Whether checkpoints have a layer that drafts; several of them, one for each token, are left out."""
-    return base.fields.integer("num_nextn_predict_layers", 0) == 1
+    return base.fields.integer("num_nextn_predict_layers", 0, low=0) == 1
 
 
 def grouped_routing(

@@ -27,7 +27,6 @@ SIZES: Mapping[str, Any] = {
 _LATENT = {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
 # Layers of several kinds, of which one attends.
 _KINDS: Mapping[str, Mapping[str, Any]] = {
-    "llama4_text": {"num_experts_per_tok": 1},
     "bamba": {"attn_layer_indices": [3]},
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), _LATENT),
     "deepseek_v3": {**_LATENT, "n_group": 1, "topk_group": 1},

@@ -32,7 +32,7 @@ def attend_many(
     """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
     A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
-    Heads with sinks have their logits in an argument before `out`, f32[heads]; biases of scores are another, f32[heads, n].
+    Heads with sinks have their logits in an argument before `out`, f32[heads]; biases of scores are another one.
 
     Blocks of 64 keys begin at multiples of 64, and masked keys of a block add exactly 0: so a row's result depends
     only on its position and its sequence's keys, not on the chunks of the prompt. (A value that is not finite also

@@ -181,7 +181,7 @@ def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
 
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
     """`gate`: the matrix of an MLP whose width is not in config.json."""
-    heads, kind = config["num_attention_heads"], config["model_type"]
+    heads, kind = config.get("num_attention_heads", 1), config["model_type"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -195,10 +195,15 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     inner = config.get("moe_intermediate_size") if "moe" in (kinds or ()) else width
     widths = [inner * (one in ("moe", "mlp")) for one in kinds] if kinds else width if gate is None else gate.shape[0]
     writer.add_feed_forward_length(widths)
-    writer.add_head_count(heads * (kind != "mamba2"))
+    writer.add_head_count(heads * ("mamba" not in kind))
     kv_heads = config.get("num_key_value_heads", heads)
     types = config.get("layer_types") or config.get("layers_block_type") or ()
-    attend = [one not in ("conv", "linear_attention", "mlp", "moe") for one in types]
+    if period := config.get("attn_layer_period"):
+        at = config["attn_layer_offset"]
+        types = ["attention" if i % period == at else "mamba" for i in range(config["num_hidden_layers"])]
+    if kind == "falcon_mamba":
+        writer.add_ssm_dt_b_c_rms(True)
+    attend = [one not in ("conv", "linear_attention", "mamba", "mlp", "moe") for one in types]
     writer.add_head_count_kv(kv_heads if all(attend) else [kv_heads * one for one in attend])
     if (sizes := _scan_sizes(config))["state_size"]:
         for key, size in sizes.items():
@@ -216,7 +221,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     if count := expert_count(config):
         writer.add_expert_count(count)
         writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
-        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "olmoe"):
+        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "jamba", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     score = "sigmoid" if kind in ("glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe") else ""
     if score := config.get("expert_selection_fn", score):
@@ -276,14 +281,15 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
 def _scan_sizes(config: dict[str, Any]) -> dict[str, int]:
     """What Mamba-2 blocks are made of, by llama.cpp's names, from the fields that families have."""
     fields = {
-        "time_step_rank": ("mamba_n_heads", "mamba_num_heads", "num_heads"),
+        "time_step_rank": ("mamba_n_heads", "mamba_num_heads", "num_heads", "mamba_dt_rank", "time_step_rank"),
         "state_size": ("mamba_d_state", "ssm_state_size", "state_size"),
         "group_count": ("mamba_n_groups", "n_groups"),
         "conv_kernel": ("mamba_d_conv", "conv_kernel"),
     }
     found = {key: next((config[name] for name in names if name in config), 0) for key, names in fields.items()}
     head_dim = next((config[name] for name in ("mamba_d_head", "mamba_head_dim", "head_dim") if name in config), 0)
-    return {**found, "inner_size": found["time_step_rank"] * head_dim}
+    inner = config["mamba_expand"] * config["hidden_size"] if "mamba_dt_rank" in config else config["intermediate_size"]
+    return {**found, "inner_size": found["time_step_rank"] * head_dim if found["group_count"] else inner}
 
 
 def expert_count(config: dict[str, Any]) -> int:
@@ -297,7 +303,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     local = table.get("sliding_attention")
     table = table.get("full_attention", table)
     theta = table.get("rope_theta", config.get("rope_theta", 10000.0))
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config.get("num_attention_heads", 1)
     partial = config.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
     rotated = int(head_dim * partial)
     writer.add_rope_freq_base(theta)
@@ -348,7 +354,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
     config = with_usual_names(source.config)
     kind, count = config["model_type"], expert_count(config)
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
+    heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
     for name in source.tensors:
         parts = name.split(".")
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -387,7 +393,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = values.squeeze(1)
         if name.endswith("A_log"):
             values = -np.exp(values)
-        if parts[-1] in ("A_log", "D"):
+        if parts[-1] in ("A_log", "D") and _scan_sizes(config)["group_count"]:
             values = values.reshape(-1, 1)
         if parts[-3:-1] in (["mamba", "norm"], ["mixer", "norm"]):
             values = values.reshape(_scan_sizes(config)["group_count"], -1)

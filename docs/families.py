@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from mlcpipe.checkpoint.text_tower import TOWERS
-from mlcpipe.encoders import encoder_types
+from mlcpipe.encoders import encoder_of, encoder_types
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import gguf_families, model_types
 from mlcpipe.nn.config import Fields
@@ -22,10 +22,61 @@ _MODELS = "Models:"
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
+# What people ran in autumn 2026, the most downloaded first: models, and the `model_type` of their config.json.
+_POPULAR = (
+    ("Qwen3.5, Qwen3.6, Qwen3.8 (dense)", "qwen3_5"),
+    ("Qwen3.5, Qwen3.6 35B-A3B, 122B-A10B, 397B-A17B", "qwen3_5_moe"),
+    ("Gemma 4 E2B, E4B, 26B-A4B, 31B", "gemma4"),
+    ("Llama 3.1, 3.2, 3.3, DeepSeek-R1-Distill-Llama", "llama"),
+    ("Qwen3, Qwen3-Embedding", "qwen3"),
+    ("gpt-oss 20B, 120B", "gpt_oss"),
+    ("Qwen3-30B-A3B, Qwen3-Coder-30B", "qwen3_moe"),
+    ("Gemma 3 4B, 12B, 27B, MedGemma", "gemma3"),
+    ("Gemma 3 270M, 1B, EmbeddingGemma", "gemma3_text"),
+    ("Qwen2.5, Qwen2.5-Coder, QwQ", "qwen2"),
+    ("Qwen3-VL", "qwen3_vl"),
+    ("LFM2, LFM2.5", "lfm2"),
+    ("LFM2-8B-A1B, LFM2-24B-A2B", "lfm2_moe"),
+    ("LFM2-VL, LFM2.5-VL", "lfm2_vl"),
+    ("Ministral 3, Mistral Small 3.1, 3.2", "mistral3"),
+    ("GLM-4.7-Flash", "glm4_moe_lite"),
+    ("Nemotron 3 Nano, Nemotron Nano 2", "nemotron_h"),
+    ("Granite 4 H-Micro, H-Tiny, H-Small", "granitemoehybrid"),
+    ("Granite 3, Granite 4 dense", "granite"),
+    ("SmolVLM2", "smolvlm"),
+    ("Phi-3.5-mini, Phi-4, Phi-4-mini", "phi3"),
+    ("Mistral 7B, Nemo", "mistral"),
+    ("Gemma 2", "gemma2"),
+    ("Gemma 3n E2B, E4B", "gemma3n"),
+    ("Qwen2.5-VL", "qwen2_5_vl"),
+    ("SmolLM3", "smollm3"),
+    ("EXAONE 4", "exaone4"),
+    ("OLMo 3", "olmo3"),
+    ("Command R7B, Command A", "cohere2"),
+    ("GLM-4-0414", "glm4"),
+    ("GLM-4.5-Air, GLM-4.6, GLM-4.7", "glm4_moe"),
+    ("Qwen3-Next, Qwen3-Coder-Next", "qwen3_next"),
+    ("Falcon-H1", "falcon_h1"),
+    ("DeepSeek-V3, R1, Kimi-K2, Moonlight", "deepseek_v3"),
+    ("DeepSeek-V2-Lite, Coder-V2-Lite", "deepseek_v2"),
+    ("Llama 4 Scout, Maverick", "llama4"),
+    ("bge-m3, multilingual-e5, bge-reranker-v2-m3", "xlm-roberta"),
+    ("all-MiniLM, bge small to large", "bert"),
+    ("all-mpnet-base-v2", "mpnet"),
+    ("gte-multilingual-base", "new"),
+    ("nomic-embed-text v1.5, v2", "nomic_bert"),
+)
+
+
 def page() -> str:
-    """The page as Markdown: families that write text, those inside models of pictures, and encoders."""
+    """The page as Markdown: models by name, families that write text, those inside models of pictures, and encoders."""
     parts = ["# Model families", "This page is generated from the files of the families by `python docs/families.py`."]
     parts += [
+        "## Models of autumn 2026",
+        "The models that were downloaded most, and whether they run here. Of those that read pictures or sound the text"
+        " runs.",
+        _table("models | model_type | runs | GGUF", map(_popular, *zip(*_POPULAR))),
+        "## Families that write text",
         f"{len(model_types())} families write text. A name is the `model_type` of config.json and the file in"
         " `mlcpipe/models`. Tests compare each with transformers: logits agree within 1e-4 in prefill and in steps, and"
         " so do greedy tokens. Fields that are refused have another meaning than the one that is built: such a model is"
@@ -38,6 +89,14 @@ def page() -> str:
         _table("family | what it is", ((f"`{name}`", _about("encoders", name)[0]) for name in encoder_types())),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _popular(models: str, model_type: str) -> tuple[str, str, str, str]:
+    tower = TOWERS.get(model_type)
+    encoder = encoder_of({"model_type": model_type}) is not None
+    known = encoder or (tower or model_type) in model_types()
+    gguf = (tower or model_type) in gguf_families()
+    return models, f"`{model_type}`", ("the text" if tower else "yes") if known else "no", "yes" if gguf else ""
 
 
 def _families() -> Iterator[tuple[str, ...]]:

@@ -15,6 +15,7 @@ from tir_schedules.step_layout import (
     ROW_BEGIN,
     SEQUENCE,
     SEQUENCES,
+    SLOT_OF_ROW,
     SLOT_READ,
     SLOT_WRITE,
     TABLE_BEGIN,
@@ -85,6 +86,15 @@ class Step:
     def slot_write(self, s: Expr) -> Expr:
         """The slot for the states of sequence s after this step, -1: none."""
         return self._at(SLOT_WRITE, s)
+
+    @property
+    def has_slots_of_rows(self) -> Expr:
+        """Whether states after rows before a sequence's last are wanted."""
+        return self.integers[SLOT_OF_ROW] > 0
+
+    def slot_of_row(self, row: Expr) -> Expr:
+        """The slot for the states after a row before its sequence's last, -1: none. Only where `has_slots_of_rows`."""
+        return self._at(SLOT_OF_ROW, row)
 
     def adapter_begin(self, row: Expr) -> Expr:
         """The first block of a row's adapter."""

@@ -25,8 +25,10 @@ POSITION, PLACE, ROW_BEGIN, KEYS, TABLE_BEGIN, ROPE_LENGTH, SEQUENCE = range(2, 
 # without one has 0 and 0.
 ADAPTER_BEGIN, ADAPTER_END = range(9, 11)
 # Only for models with states in slots. `slot_read[S]`: the slot with the states of each sequence before its first row,
-# -1: they are zeros. `slot_write[S]`: the slot that gets those after its last row, -1: none does.
-SLOT_READ, SLOT_WRITE = range(11, 13)
+# -1: they are zeros. `slot_write[S]`: the slot that gets those after its last row, -1: none does. Only where tokens are
+# drafted: `slot_of_row[n]`: the slot that gets the states after each row before its sequence's last, -1: none does; no
+# sequence reads it.
+SLOT_READ, SLOT_WRITE, SLOT_OF_ROW = range(11, 14)
 # TABLES + g: where the table of group g begins. Entry i of a sequence is the page of its tokens 16 i to 16 i + 15; -1
 # where no row of the step sees them.
 TABLES = 16

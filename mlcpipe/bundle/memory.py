@@ -17,6 +17,7 @@ MIN_CONTEXT = 512  # tokens that memory must hold where nobody asks for a number
 USEFUL_CONTEXT = 4096  # tokens for which a device must have room to be taken automatically
 _HELPERS = 7  # threads in addition to the one that runs the model
 _CHECKPOINT_SHARE = 4  # slots may take a quarter of the pages' memory
+_DRAFT_SLOTS = 3  # for the states after each token of a draft but the last
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ def _units(states: Sequence[State], chunk: int, max_batch: int, context: int, to
     """Pages for `tokens` tokens in the first group.
 
     Other groups, with a window, have the pages that `sequences` sequences of the whole context need at once, and for
-    each a window more, for prefixes. Slots are two for each sequence, which a step reads and writes, and as many for
-    checkpoints as a share of the pages' memory holds.
+    each a window more, for prefixes. Slots are two for each sequence, which a step reads and writes, as many for
+    checkpoints as a share of the pages' memory holds, and a few for drafts.
     """
     pages, groups = -(-tokens // PAGE), []
     for group, window in enumerate(windows_of(states)):
@@ -99,7 +100,7 @@ def _units(states: Sequence[State], chunk: int, max_batch: int, context: int, to
     slots, each = 0, slot_bytes(states)
     if each:
         share = Units(tuple(groups)).nbytes(states) // _CHECKPOINT_SHARE // each
-        slots = min(3 * max_batch, max(2 * sequences + 2, share))
+        slots = min(3 * max_batch, max(2 * sequences + 2, share) + _DRAFT_SLOTS)
     return Units(tuple(groups), slots)
 
 

@@ -36,11 +36,13 @@ TOKENIZER_FILES = (
 )
 TEMPLATES = "additional_chat_templates"  # a folder
 # Of sentence-transformers: pooling and prompts of embeddings.
+DENSE_FOLDERS = ("2_Dense", "3_Dense")
 EMBEDDING_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
     "1_Pooling/config.json",
+    *(f"{folder}/{name}" for folder in DENSE_FOLDERS for name in ("config.json", "model.safetensors")),
 )
 FITTED_TO = "mlcpipe_fitted_to"
 """Key of config.json: the `text_hash` of each text that the weights were pruned or distilled by."""

@@ -8,6 +8,9 @@ Others as transformers 5 has them: `experts.gate_up_proj` [experts, 2 * width, h
 `experts.down_proj` [experts, hidden, width]. Granite calls them `input_linear.weight` and `output_linear.weight` of
 `block_sparse_moe`, and without the first axis of `shared_mlp`.
 
+Nomic's encoders: `experts.mlp.w1` [experts * width, hidden] of all experts one after the other, and `experts.mlp.w2` of
+the same shape, transposed.
+
 mlx-lm: the matrices [N, K] of `gate_proj`, `up_proj` and `down_proj` lie one after the other, [experts, N, K], in a
 module `switch_mlp`, or for gpt-oss in `experts`, where biases [experts, N] are too.
 """
@@ -40,6 +43,7 @@ _FUSED = re.compile(
     r"(?P<block>.+)\.experts\.(?P<projection>gate_up_proj|down_proj)"
     r"|(?P<module>.+\.(?:block_sparse_moe|shared_mlp))\.(?P<linear>input_linear|output_linear)\.weight"
 )
+_OF_NOMIC = re.compile(r"(.+\.experts)\.mlp\.(w1|w2)")
 _OF_GRANITE = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}
 _ALIKE = re.compile(r"(.+)\.(?:switch_mlp|experts)\.(gate_proj|up_proj|down_proj)")
 _OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -49,10 +53,12 @@ _RANKS = {"weight": 3, "bias": 2}
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     """The same checkpoint with one tensor per expert. Raises CheckpointError for a stack of another form."""
+    experts = checkpoint.config.get("num_experts")
     turns = _TURNED_FAMILIES.get(str(checkpoint.config.get("model_type")))
     tensors: dict[str, TensorInfo] = {}
     for tensor in checkpoint.tensors.values():
-        for one in _singles(tensor, turns):
+        nomic = _OF_NOMIC.fullmatch(tensor.name)
+        for one in _singles(tensor, turns) if nomic is None else _joined(tensor, experts, *nomic.groups()):
             if tensors.setdefault(one.name, one) is not one:
                 raise CheckpointError(f"tensor {shown(one.name)} is stored twice", where=shown_path(one.file))
         if tensor.name not in tensors:
@@ -173,6 +179,30 @@ def _turned(stack: TensorInfo, turns: bool, module: str, projection: str, bias: 
             yield Matrix(
                 f"{module}.{expert}.{name}.{suffix}", shape, stack.dtype, part.file, part.offset,
                 part.nbytes // len(parts), _no_codes, values=_Rows(part, columns),
+            )  # fmt: skip
+
+
+def _joined(joined: TensorInfo, experts: object, module: str, name: str) -> Iterator[TensorInfo]:
+    """The matrix of each expert of Nomic's, whose number config.json has."""
+    if (
+        type(experts) is not int
+        or not 0 < experts <= MAX_EXPERTS
+        or joined.shape[0] % experts
+        or len(joined.shape) != 2
+    ):
+        raise CheckpointError(
+            f"tensor {shown(joined.name)} is no stack of experts", where=shown_path(joined.file),
+            expected="two axes, rows for each of num_experts of config.json", found=list(joined.shape),
+        )  # fmt: skip
+    check_tensor(joined, FLOAT_DTYPES, joined.shape)
+    for expert in range(experts):
+        part = rows_of(joined, expert, experts)
+        if name == "w1":
+            yield replace(part, name=f"{module}.{expert}.up_proj.weight")
+        else:
+            yield Matrix(
+                f"{module}.{expert}.down_proj.weight", part.shape[::-1], part.dtype, part.file, part.offset,
+                part.nbytes, _no_codes, values=_Rows(part, slice(None)),
             )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlcpipe.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, read_config
+from mlcpipe.checkpoint.dense_modules import with_dense
 from mlcpipe.checkpoint.gguf.checkpoint import open_gguf
 from mlcpipe.checkpoint.gguf.families import ROPE_FACTORS
 from mlcpipe.checkpoint.gguf.header import parse_header
@@ -38,7 +39,8 @@ def config_preview(folder: Path) -> Checkpoint:
     generation = folder / GENERATION_CONFIG
     generation_config = read_config(generation) if generation.exists() else {}
     config = read_config(folder / CONFIG)
-    return without_quantization(known(text_tower(Checkpoint(folder, config, generation_config, _NO_TENSORS, ()))))
+    whole = Checkpoint(folder, config, generation_config, _NO_TENSORS, ())
+    return with_dense(without_quantization(known(text_tower(whole))))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Models that come with code of their own, `auto_map`, whose layers are Llama's: they get its `model_type`.
+"""Models that come with code of their own, `auto_map`, whose layers are those of a family: they get its `model_type`.
 
-What else their tensors or fields say is refused as of any Llama.
+What else their tensors or fields say is refused as of any model of that family.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from mlcpipe.nn.config import Fields
 
 # InternLM 3 (Shanghai AI Laboratory 2025), Yi's first files, Aquila, XVERSE.
 LLAMAS = ("internlm3", "Yi", "aquila", "xverse")
+_SAME = {"kimi_k2": "deepseek_v3"}
 _CODE = "auto_map"
 
 
 def known(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint as one of Llama, or the same one. Raises ConfigError for biases that Llama does not have."""
+    """The checkpoint as one of its family, or the same one. Raises ConfigError for biases that Llama does not have."""
     config = checkpoint.config
+    if (family := _SAME.get(str(config.get("model_type")))) is not None:
+        return replace(checkpoint, config={**config, "model_type": family})
     if config.get("model_type") not in LLAMAS or _CODE not in config:
         return checkpoint
     bias = Fields(config).flag("bias", False)

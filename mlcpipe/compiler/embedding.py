@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mlcpipe.bundle import EmbeddingInfo
 from mlcpipe.bundle.manifest import relative_path
 from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.checkpoint.checkpoint import DENSE_FOLDERS
 from mlcpipe.encoders import encoder_of
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
@@ -39,7 +40,7 @@ def embedding_info(checkpoint: Checkpoint) -> EmbeddingInfo | None:
     """
     config, folder = checkpoint.config, checkpoint.folder
     encoder = encoder_of(config) is not None
-    dimensions = Fields(config).integer("hidden_size", 768) if encoder else 0
+    dimensions = Fields(config).integer("hidden_size", Fields(config).integer("n_embd", 768)) if encoder else 0
     types = encoder and Fields(config).integer("type_vocab_size", 1) > 1
     if encoder and "ForSequenceClassification" in str(config.get("architectures")):
         return EmbeddingInfo(task="rerank", pooling="cls", normalize=False, dimensions=1, token_types=types)
@@ -47,6 +48,10 @@ def embedding_info(checkpoint: Checkpoint) -> EmbeddingInfo | None:
     if modules is None and not encoder:
         return None
     pooling: tuple[Any, bool] = _pooling(folder, modules["Pooling"]) if modules else ("mean", True)
+    dense = config.get("dense_modules", ())
+    _check_dense(dense, modules or {}, pooling[0])
+    if dense:
+        dimensions = dense[-1]["out_features"]
     prompts, default = _prompts(folder)
     return EmbeddingInfo(
         task="embed",
@@ -80,15 +85,28 @@ def _modules(folder: Path) -> dict[str, str] | None:
     for entry in entries:
         fields = Fields(entry, MODULES)
         kind, path = str(fields.get("type", "")).rpartition(".")[2], fields.get("path", "")
-        if kind not in ("Transformer", "Pooling", "Normalize") or kind in found:
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize") or (kind != "Dense" and kind in found):
             raise ConfigError(
                 f"module {shown(kind)} is not supported", where=MODULES,
-                expected="Transformer, Pooling and Normalize, once each", found=shown(entry.get("type")),
+                expected="Transformer, Pooling, Dense and Normalize", found=shown(entry.get("type")),
             )  # fmt: skip
-        found[kind] = "" if path == "" else _inside(path)
+        folder_of = "" if path == "" else _inside(path)
+        found[folder_of if kind == "Dense" else kind] = folder_of
     if list(found)[:2] != ["Transformer", "Pooling"]:
         raise ConfigError("modules", where=MODULES, expected="Transformer, then Pooling", found=", ".join(found))
     return found
+
+
+def _check_dense(dense: Sequence[Mapping[str, Any]], modules: Mapping[str, str], pooling: str) -> None:
+    """Raise ConfigError for dense layers that were not found, or whose order with the pooling matters."""
+    named = [name for name in modules if name not in ("Transformer", "Pooling", "Normalize")]
+    if named != list(DENSE_FOLDERS[: len(dense)]) or list(modules)[2 : 2 + len(named)] != named:
+        expected = f"after the pooling {', '.join(DENSE_FOLDERS)} with configurations"
+        raise ConfigError("modules", where=MODULES, expected=expected, found=shown(list(modules)))
+    linear = all(one["activation"] == "identity" for one in dense)
+    if dense and pooling not in ("cls", "last") and not (linear and pooling == "mean"):
+        expected = "cls or last, or mean before linear ones"
+        raise ConfigError("pooling before dense layers", where=MODULES, expected=expected, found=pooling)
 
 
 def _inside(path: Any) -> str:

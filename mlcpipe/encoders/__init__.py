@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model
-from mlcpipe.nn.config import build_from
+from mlcpipe.nn.config import Fields, build_from
 from mlcpipe.nn.text_encoder import DecoderEncoder, TextEncoder
+
+_FIRST_NAMES = {"new": "gte"}  # of files that are older than their family in transformers
+_BOTH_SIDES, _CAUSAL = "use_bidirectional_attention", "is_causal"
 
 
 def encoder_types() -> list[str]:
@@ -21,6 +25,7 @@ def encoder_types() -> list[str]:
 def encoder_of(config: Mapping[str, Any]) -> str | None:
     """The family of a config.json, some of which are written with a hyphen; None if it is none of this folder."""
     name = str(config.get("model_type")).replace("-", "_")
+    name = _FIRST_NAMES.get(name, name)
     return name if name in encoder_types() else None
 
 
@@ -31,10 +36,29 @@ def build_encoder(config: Mapping[str, Any]) -> TextEncoder:
     """
     name = encoder_of(config)
     if name is None:
-        return DecoderEncoder(build_model(_with_head(config)))
-    model = build_from(config, importlib.import_module(f"mlcpipe.encoders.{name}").build)
+        model: Any = _of_decoder(_with_head(config))
+    else:
+        model = build_from(config, importlib.import_module(f"mlcpipe.encoders.{name}").build)
     assert isinstance(model, TextEncoder)
+    model.add_dense(config.get("dense_modules", ()))
     return model
+
+
+def _of_decoder(config: Mapping[str, Any]) -> TextEncoder:
+    """The encoder of a decoder, whose tokens see all others where config.json says so.
+
+    Windows of Gemma 3 (EmbeddingGemma) then reach half as far, to both sides. Raises ConfigError for other windows.
+    """
+    gemma = config.get("model_type") == "gemma3_text" and config.get(_BOTH_SIDES) is True
+    if not gemma and config.get(_CAUSAL) is not False:
+        return DecoderEncoder(build_model(config))
+    stated = {key: value for key, value in config.items() if key not in (_BOTH_SIDES, _CAUSAL)}
+    if gemma:
+        stated["sliding_window"] = Fields(config).integer("sliding_window", 4096) // 2 + 1
+    model = build_model(stated)
+    if not gemma and any(one.window is not None for one in model.attentions()):
+        raise ConfigError(f"field {_CAUSAL}", where="config.json", expected="no window beside it", found="false")
+    return DecoderEncoder(model, bidirectional=True)
 
 
 def _with_head(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,8 +1,12 @@
-"""Nomic BERT (Nussbaum et al. 2024): BERT with rotary positions and a gated MLP, without biases."""
+"""Nomic BERT (Nussbaum et al. 2024): BERT with rotary positions and a gated MLP; the second version has experts.
+
+Models: nomic-embed-text-v1 and v1.5, nomic-embed-text-v2-moe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from tvm.relax.frontend import nn
@@ -13,7 +17,9 @@ from mlcpipe.nn.config import Fields, rope_table
 from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
 from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
 from mlcpipe.nn.language_model import ModelFacts
-from mlcpipe.nn.linear import Embedding
+from mlcpipe.nn.linear import Embedding, ExpertLinear, Linear
+from mlcpipe.nn.mlp import activation
+from mlcpipe.nn.moe import Routing, combine, route
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.rope import cos_sin, read_rope
@@ -34,19 +40,18 @@ _OLD_NAMES = {
 }
 # Values of the published files' own fields that define the family.
 _FIXED: Mapping[str, list[Any]] = {
-    "activation_function": [None, "swiglu"],
+    "activation_function": [None, "swiglu", "gelu"],
     "rotary_emb_fraction": [None, 1, 1.0],
     "rotary_emb_interleaved": [None, False],
     "rotary_emb_scale_base": [None],
     "rotary_scaling_factor": [None],
-    "qkv_proj_bias": [None, False],
-    "mlp_fc1_bias": [None, False],
-    "mlp_fc2_bias": [None, False],
     "prenorm": [None, False],
     "causal": [None, False],
     "parallel_block": [None, False],
     "use_rms_norm": [None, False],
-    "num_experts": [None, 0],
+    "expert_choice_router": [None, False],
+    "moe_normalize_expert_weights": [None, False],
+    "num_shared_experts": [None, 0],
 }
 
 
@@ -54,19 +59,21 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     """The encoder for a Nomic BERT config.json. Raises ConfigError for unsupported fields."""
     check_encoder(Fields(config), ARCHITECTURES, **_FIXED)
     fields = Fields({_OLD_NAMES.get(name, name): value for name, value in config.items()})
+    gated, bias = fields.get("activation_function", "swiglu") == "swiglu", fields.flag("mlp_fc1_bias", False)
+    fields.refuse(mlp_fc2_bias=[bias, *([] if bias else [None])])
     hidden, heads = fields.integer("hidden_size", 768), fields.integer("num_attention_heads", 12, high=4096)
     spec = EncoderSpec(
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size", 3072),
         num_heads=heads,
-        act=fields.get("hidden_act", "silu"),
+        act=fields.get("hidden_act", "silu") if gated else "gelu",
         eps=fields.number("layer_norm_eps", 1e-12, low=0.0, high=1.0),
-        gated=True,
-        attention_bias=False,
-        mlp_bias=False,
+        gated=gated,
+        attention_bias=fields.flag("qkv_proj_bias", False),
+        mlp_bias=bias,
         qkv=("attn.Wqkv",),
         out=("attn.out_proj",),
-        up=("mlp.fc12", "mlp.fc11"),
+        up=("mlp.fc12", "mlp.fc11") if gated else ("mlp.fc1",),
         down=("mlp.fc2",),
         norms=("norm1", "norm2"),
     )
@@ -81,7 +88,49 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     facts = encoder_facts(
         fields, spec, layers=layers, positions=2048, vocab_size=30528, ropes=[rope], rope_of=[0] * layers
     )
-    return TextEncoder(facts, _NomicBert(facts, spec, fields.integer("type_vocab_size", 2)), NAMES)
+    every = fields.integer("moe_every_n_layers", 0, low=0) if fields.get("num_experts", 0) else 0
+    sparse = [every > 0 and i % every == 1 for i in range(layers)]
+    if any(sparse) and (gated or not bias):
+        raise ConfigError("experts", where=fields.where, expected="an MLP of two matrices with biases", found="another")
+    routing = None
+    if any(sparse):
+        experts = fields.integer("num_experts", high=4096)
+        routing = Routing(experts, fields.integer("moe_top_k", 1, high=experts))
+    body = RotaryBert(facts, spec, fields.integer("type_vocab_size", 2), sparse, routing)
+    return TextEncoder(facts, body, NAMES)
+
+
+class _Experts(nn.Module):
+    """The sum of weight_e * down_e(act(up_e(x))) over the chosen experts, plus a bias: x [m, hidden] -> [m, hidden]."""
+
+    def __init__(self, spec: EncoderSpec, routing: Routing) -> None:
+        self.routing, self.act, count = routing, activation(spec.act), routing.experts
+        sizes = (spec.hidden_size, spec.intermediate_size)
+        self.router = Linear(spec.hidden_size, count, quantize=False)
+        self.router.weight.attrs["sources"] = [["router.layer.weight"]]
+        self.up = ExpertLinear(count, *sizes, [[f"experts.{e}.up_proj"] for e in range(count)])
+        self.down = ExpertLinear(count, *sizes[::-1], [[f"experts.{e}.down_proj"] for e in range(count)])
+        for layer in (self.up, self.down):
+            layer.weight.attrs["reads"] = Fraction(routing.chosen, count)
+        self.bias = nn.Parameter((spec.hidden_size,))
+        self.bias.attrs["sources"] = [["mlp.experts.bias"]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, ids = route(self.router(x), self.routing)
+        outer = self.down(self.act(self.up(x, ids, shared=True)), ids, shared=False)
+        return op.add(op.tensor_expr_op(combine, "moe_combine", [weights, outer]), self.bias)
+
+
+class _SparseLayer(EncoderLayer):
+    """A layer whose MLP is a mixture of experts."""
+
+    def __init__(self, spec: EncoderSpec, layer: int, routing: Routing) -> None:
+        super().__init__(spec, layer)
+        self.up = self.down = None
+        self.mlp = _Experts(spec, routing)
+
+    def feed(self, x: Tensor) -> Tensor:
+        return self.mlp(x)
 
 
 class _Embeddings(nn.Module):
@@ -99,18 +148,30 @@ class _Embeddings(nn.Module):
 class _Layers(nn.Module):
     """The layers, named as in the checkpoint."""
 
-    def __init__(self, facts: ModelFacts, spec: EncoderSpec) -> None:
-        self.layers = nn.ModuleList([EncoderLayer(spec, index) for index in range(facts.num_layers)])
+    def __init__(self, spec: EncoderSpec, sparse: Sequence[bool], routing: Routing | None) -> None:
+        self.layers = nn.ModuleList(
+            [
+                _SparseLayer(spec, i, routing) if one and routing else EncoderLayer(spec, i)
+                for i, one in enumerate(sparse)
+            ]
+        )
 
 
-class _NomicBert(nn.Module):
-    """Embeddings, their norm, and layers."""
+class RotaryBert(nn.Module):
+    """Embeddings, their norm, and layers; those that are `sparse` have experts."""
 
-    def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:
+    def __init__(
+        self,
+        facts: ModelFacts,
+        spec: EncoderSpec,
+        types: int,
+        sparse: Sequence[bool] = (),
+        routing: Routing | None = None,
+    ) -> None:
         self.rope = facts.ropes[0]
         self.embeddings = _Embeddings(facts, types)
         self.emb_ln = LayerNorm(facts.hidden_size, spec.eps)
-        self.encoder = _Layers(facts, spec)
+        self.encoder = _Layers(spec, sparse or [False] * facts.num_layers, routing)
 
     def forward(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
         """tokens and types i32[n] -> [n, hidden]."""

@@ -26,7 +26,9 @@ NAMES = CheckpointNames(("", "roberta."), ("pooler.", "lm_head.", "embeddings.po
 def build(config: Mapping[str, Any]) -> TextEncoder:
     """The encoder for an XLM-RoBERTa config.json. Raises ConfigError for unsupported fields."""
     fields = Fields(config)
-    architecture = check_encoder(fields, ARCHITECTURES, position_embedding_type=[None, "absolute"])
+    architecture = check_encoder(
+        fields, ARCHITECTURES, position_embedding_type=[None, "absolute"], lora_adaptations=[None]
+    )
     facts, body = bert_body(fields, fields.integer("pad_token_id", 1, low=0, high=1024) + 1)
     if not architecture.endswith("ForSequenceClassification"):
         return TextEncoder(facts, body, NAMES)

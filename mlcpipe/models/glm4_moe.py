@@ -6,7 +6,7 @@ Models: GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tvm.relax.frontend import nn
 
@@ -32,25 +32,40 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     specs = base.attentions(qkv_bias=fields.flag("attention_bias", False), norm=norm)
     routing = grouped_routing(fields, *expert_counts(fields, 128, 8), normalize=True)
     mlp = sparse_after(base, routing, dense=1, shared=fields.integer("n_shared_experts", 1, low=0))
-    return decoder(base, specs, mlp, ropes=[base.rope(partial=0.5)])
+    return decoder(base, specs, mlp, ropes=[base.rope(partial=0.5)], drafts=specs[-1] if drafts_itself(base) else None)
 
 
-def grouped_routing(fields: Fields, experts: int, chosen: int, *, normalize: bool) -> Routing:
-    """DeepSeek-V3's router (Liu et al. 2024). Raises ConfigError for groups that do not hold the chosen experts."""
-    groups = fields.integer("n_group", 1, high=experts)
-    top = fields.integer("topk_group", 1, high=groups)
-    if experts % groups or (groups > 1 and experts < 2 * groups) or chosen > top * (experts // groups):
+def drafts_itself(base: BaseConfig) -> bool:
+    """Whether checkpoints have a layer that drafts; several of them, one for each token, are left out."""
+    return base.fields.integer("num_nextn_predict_layers", 0, low=0) == 1
+
+
+def grouped_routing(
+    fields: Fields, experts: int, chosen: int, *, normalize: bool, groups: tuple[int, int] = (1, 1)
+) -> Routing:
+    """DeepSeek-V3's router (Liu et al. 2024). Raises ConfigError for groups that do not hold the chosen experts.
+
+    `groups` are the family's defaults: of groups, and of those that are chosen.
+    """
+    count = fields.integer("n_group", groups[0], high=experts)
+    top = fields.integer("topk_group", groups[1], high=count)
+    if experts % count or (count > 1 and experts < 2 * count) or chosen > top * (experts // count):
         expected = f"equal groups of {experts} experts with {chosen} in {top}"
-        raise ConfigError("field n_group", where=fields.where, expected=expected, found=groups)
+        raise ConfigError("field n_group", where=fields.where, expected=expected, found=count)
     return Routing(
         experts, chosen, "sigmoid", normalize=fields.flag("norm_topk_prob", normalize), epsilon=1e-20,
-        scale=fields.number("routed_scaling_factor", 1.0), bias=True, groups=groups, top_groups=top,
+        scale=fields.number("routed_scaling_factor", 1.0), bias=True, groups=count, top_groups=top,
     )  # fmt: skip
 
 
-def sparse_after(base: BaseConfig, routing: Routing, *, dense: int, shared: int) -> Callable[[int], nn.Module]:
-    """The MLP of each layer: `first_k_dense_replace` dense ones, by default `dense`, then mixtures."""
-    width = base.fields.integer("moe_intermediate_size", 1408)
+def sparse_after(
+    base: BaseConfig, routing: Routing, *, dense: int, shared: int, width: int = 1408
+) -> Callable[[int], nn.Module]:
+    """The MLP of each layer: `first_k_dense_replace` dense ones, by default `dense`, then mixtures.
+
+    `width`: by default of an expert; `shared` as many widths as the one has that all tokens use.
+    """
+    width = base.fields.integer("moe_intermediate_size", width)
     first = base.fields.integer("first_k_dense_replace", dense, low=0)
 
     def mlp(i: int) -> nn.Module:
@@ -61,9 +76,9 @@ def sparse_after(base: BaseConfig, routing: Routing, *, dense: int, shared: int)
     return mlp
 
 
-def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
-    """The fields of config.json that GGUF has of families like GLM 4 MoE."""
-    read_experts(file, config, "sigmoid")
+def complete_gguf(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "sigmoid") -> None:
+    """The fields of config.json that GGUF has of families like GLM 4 MoE, whose router has that `score`."""
+    read_experts(file, config, score)
     config["attention_bias"] = "blk.0.attn_q.bias" in file
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file
     config["n_shared_experts"] = file.integer("expert_shared_count")

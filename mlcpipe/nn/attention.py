@@ -90,7 +90,7 @@ class Attention(AttentionBlock):
             gate = self.gate_proj(x)
         parts = self._heads(parts, m)
         if spec.growth:
-            parts[0] = _grown(parts[0], kv.positions(m), *spec.growth)
+            parts[0] = grown(parts[0], kv.positions(m), *spec.growth)
         if spec.slopes:
             q, k, v = parts
             parts = list(with_slopes(q, k, v, kv.positions(m), spec.slopes, spec.score_scale))
@@ -185,7 +185,7 @@ def _clipped(x: Tensor, bound: float) -> Tensor:
     return op.maximum(op.minimum(x, high), low)
 
 
-def _grown(q: Tensor, positions: Tensor, beta: float, length: int, first: int) -> Tensor:
+def grown(q: Tensor, positions: Tensor, beta: float, length: int, first: int) -> Tensor:
     """q [m, heads, D] times 1 + beta * log(1 + floor((position + first) / length))."""
 
     def product(x: te.Tensor, at: te.Tensor) -> te.Tensor:

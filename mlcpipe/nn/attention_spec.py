@@ -31,6 +31,9 @@ class AttentionSpec:
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
+    value_dim      dimensions of v and of outputs in a head, at most `head_dim`; 0 is `head_dim`
+    latent         v is the first `value_dim` dimensions of k, and stored once with it
+    distances      scores get a bias of the query's head and of the key's distance, below this one; encoders on CPUs
     value_norm     v is normalized as q and k are, over each head, without weights
     keys_as_values v is k before its norm and RoPE: there is no v_proj
     reads          the layer whose keys and values are read, which has such attention: this one makes queries alone
@@ -59,6 +62,9 @@ class AttentionSpec:
     sub_norm: bool = False
     growth: tuple[float, int, int] | None = None
     slopes: tuple[float, ...] = ()
+    value_dim: int = 0
+    latent: bool = False
+    distances: int = 0
     value_norm: bool = False
     keys_as_values: bool = False
     reads: int | None = None
@@ -75,6 +81,11 @@ class AttentionSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.size
+
+    @property
+    def v_dim(self) -> int:
+        """Dimensions of v and of an output in a head of the cache."""
+        return self.value_dim or self.head_dim
 
     @property
     def score_scale(self) -> float:

@@ -122,6 +122,7 @@ class CausalLM(LanguageModel):
         """`head_bias`: of the logits; the others are those of `Decoder`."""
         super().__init__(facts)
         self.draft_head: DraftHead | None = None
+        self.own_head: DraftHead | None = None  # that its checkpoints may have
         self.model = Decoder(
             facts,
             layers,

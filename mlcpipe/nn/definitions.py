@@ -127,6 +127,21 @@ def expert_matmul(
     return tag(te.create_prim_func([x, *packed, ids, y]), "expert_matmul", **facts)
 
 
+def head_matmul(scheme: Scheme, layout: Layout, heads: int, n: int, k: int, columns: int, dtype: str) -> tirx.PrimFunc:
+    """x dtype[m, heads, columns >= k], packed w [heads * n, k] -> y dtype[m, heads, n]: the products of each head."""
+    m = _rows()
+    x = te.placeholder((m, heads, columns), dtype, name="x")
+    packed = _packed_inputs(scheme, layout, heads * n, k)
+    r = te.reduce_axis((0, k), "r")
+
+    def element(i: tirx.Var, h: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        return te.sum(x[i, h, r] * _element(scheme, layout, packed, (h * n + j, r), dtype), axis=r)
+
+    y = te.compute((m, heads, n), element, name="head_matmul")
+    facts = _facts(scheme, layout, heads * n, k) | {"heads": heads, "columns": columns}
+    return tag(te.create_prim_func([x, *packed, y]), "head_matmul", **facts)
+
+
 def expert_columns(experts: int, k: int, top: int, shared: bool, dtype: str) -> tirx.PrimFunc:
     """x as `expert_matmul` reads it, columns i32[experts, k], ids i32[m, top] -> x dtype[m * top, k], the columns of
     each row in the order of its expert's. Untagged: an elementwise function.

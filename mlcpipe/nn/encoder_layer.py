@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
@@ -21,7 +22,9 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin f32[m, head_dim / 2]
 class EncoderSpec:
     """Static facts of a layer, and the checkpoint's names of its parts, relative to the layer.
 
-    `gated`: act(gate) * up, else act. Tensors of several names are joined along their rows.
+    `gated`: act(gate) * up, else act; `up_first`: the checkpoint's one matrix of both has the rows of up first. Without
+    `up_bias` only the last matrix of the MLP has a bias, if `mlp_bias`. Tensors of several names are joined along their
+    rows.
     """
 
     hidden_size: int
@@ -32,6 +35,8 @@ class EncoderSpec:
     gated: bool = False
     attention_bias: bool = True
     mlp_bias: bool = True
+    up_bias: bool = True
+    up_first: bool = False
     norm_bias: bool = True
     qkv: tuple[str, ...] = ()
     out: tuple[str, ...] = ()
@@ -50,7 +55,8 @@ class EncoderLayer(nn.Module):
         width = spec.intermediate_size * (2 if spec.gated else 1)
         self.qkv = _named(Linear(hidden, 3 * hidden, spec.attention_bias), *spec.qkv)
         self.out = _named(Linear(hidden, hidden, spec.attention_bias), *spec.out)
-        self.up = _named(Linear(hidden, width, spec.mlp_bias), *spec.up)
+        order = np.roll(np.arange(width, dtype=np.int32), spec.intermediate_size) if spec.up_first else None
+        self.up = _named(Linear(hidden, width, spec.mlp_bias and spec.up_bias, order=order), *spec.up)
         self.down = _named(Linear(spec.intermediate_size, hidden, spec.mlp_bias), *spec.down)
         self.attention_norm, self.mlp_norm = (
             _named(LayerNorm(hidden, spec.eps, spec.norm_bias), name) for name in spec.norms

@@ -31,6 +31,16 @@ MOE = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     **{f"ffn_{x}_shexp": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
 }
+LATENT = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    **{f"attn_q_{x}": f"self_attn.q_{x}_proj" for x in "ab"},
+    **{f"attn_{x}_a_norm": f"self_attn.{x}_a_layernorm" for x in ("q", "kv")},
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    **{f"attn_{x}_b": f"self_attn.{x}_b_proj" for x in ("kv", "k", "v")},
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
 EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
 SCAN = {
     "ssm_a": "mamba.A_log",
@@ -84,10 +94,12 @@ class GgufFamily:
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
     rope         "full" rotates whole heads, "partial" a part of each, scaled as the file says; "longrope" has tensors
-                 of factors
+                 of factors; of "proportional" heads a part has angles, as a tensor of divisors says
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     grouped      rows of attn_qkv are those of q, of k and of v, which the checkpoint has by KV head
     norm_offset  added to the weights of norms in the file
+    by_layer     MLPs' widths and numbers of KV heads may be listed by layer; `complete` reads them
+    latent       attention is latent: its keys and values have the sizes that `read_latent` reads
     some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
     """
 
@@ -96,14 +108,27 @@ class GgufFamily:
     names: Mapping[str, str] = field(default_factory=lambda: PRE_NORM)
     experts: Mapping[str, str] = field(default_factory=dict)
     applies: Callable[[GgufFile], bool] | None = None
-    rope: Literal["full", "partial", "longrope"] = "full"
+    rope: Literal["full", "partial", "longrope", "proportional"] = "full"
     interleaved: bool = False
     grouped: bool = False
     norm_offset: float = 0.0
     some_attend: bool = False
+    by_layer: bool = False
+    latent: bool = False
     also: tuple[str, ...] = ()
     names_of: Callable[[GgufFile], Mapping[str, str]] | None = None
     numbers: Mapping[str, str | float] = field(default_factory=dict)
+
+
+def by_layer(file: GgufFile, key: str, layers: int) -> list[int]:
+    """The positive integers of all layers, which the file lists or has as one."""
+    if isinstance(stated := file.get(key), int):
+        return [stated] * layers
+    numbers = file.numbers(key, layers)
+    if numbers.dtype.kind not in "iu" or numbers.min(initial=1) < 1:
+        raise file.error(key, "positive integers")
+    found: list[int] = numbers.tolist()
+    return found
 
 
 def read_experts(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "softmax") -> None:
@@ -116,6 +141,27 @@ def read_experts(file: GgufFile, config: dict[str, Any], score: Literal["softmax
         raise file.error("expert_count", f"{used} to {MAX_EXPERTS}", count)
     config["num_experts"], config["num_experts_per_tok"] = count, used
     config["moe_intermediate_size"] = file.integer("expert_feed_forward_length", config["intermediate_size"])
+
+
+def read_latent(file: GgufFile, config: dict[str, Any]) -> None:
+    """Read the sizes of latent attention. Older files have those of whole heads where newer ones have cached ones."""
+    heads, rotated = config["num_attention_heads"], config["head_dim"]
+    key = file.integer("attention.key_length_mla", file.integer("attention.key_length"))
+    if not rotated < key:
+        raise file.error("attention.key_length", f"more than {rotated}, the dimensions that rope rotates", key)
+    value = file.integer("attention.value_length", config["hidden_size"] // heads)
+    config |= {
+        "num_key_value_heads": heads,
+        "q_lora_rank": file.integer("attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": file.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": file.integer("attention.value_length_mla", value),
+    }
+    table = config.get("rope_scaling") or {}
+    if grown := table.get("mscale_all_dim"):  # llama.cpp keeps a tenth of it, and takes mscale for equal
+        grown = float(f"{10 * grown:.6g}")
+        config["rope_scaling"] = table | {"mscale": grown, "mscale_all_dim": grown}
 
 
 def read_drafts(file: GgufFile, config: dict[str, Any]) -> None:

@@ -83,9 +83,9 @@ class LanguageModel(nn.Module):
         shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
         if self.kv_dtype in QUANTIZED:
             options["activation_dtype"] = self.dtype
-        options["queries_only"] = of.reads is not None
-        sizes = (of.num_heads, of.num_kv_heads, of.head_dim)
-        return shape(*sizes, self.kv_dtype, of.softcap, sinks=of.sinks, page_group=group, **options)
+        options |= {"value_dim": of.value_dim, "latent": of.latent, "sinks": of.sinks, "page_group": group}
+        options |= {"queries_only": of.reads is not None, "distances": of.distances}
+        return shape(of.num_heads, of.num_kv_heads, of.head_dim, self.kv_dtype, of.softcap, **options)
 
     def attention_state(self, of: AttentionSpec, name: str, *layers: int) -> State:
         """The keys and values of layers with such attention, as the kernels of the target keep them."""
@@ -103,6 +103,11 @@ class LanguageModel(nn.Module):
         kinds = {replace(of, window=None) for of in self.attentions()}
         windows = {of.window for of in self.attentions()} - {None}
         others = len(self.attentions()) < self.facts.num_layers or any(one.kind == "slot" for one in self.states())
+        if any(of.value_dim for of in kinds):
+            raise ConfigError(
+                f"layers of {self.facts.model_type}", where=where, expected="keys and values of one size, stored apart",
+                found="latent or narrower values", next_step="compile for a target with kv_cache = pages",
+            )  # fmt: skip
         if len(kinds) > 1 or len(windows) > 1 or others:
             raise ConfigError(
                 f"layers of {self.facts.model_type}", where=where, expected="attention of one shape in every layer",

@@ -73,6 +73,23 @@ class Embedding(nn.Module):
         return op.matmul(x, op.permute_dims(self.weight))
 
 
+class HeadLinear(nn.Module):
+    """A linear layer of each head, whose rows lie one after the other: W [heads * out_features, in_features]."""
+
+    def __init__(self, heads: int, in_features: int, out_features: int) -> None:
+        self.heads, self.in_features, self.out_features = heads, in_features, out_features
+        self.weight = nn.Parameter((heads * out_features, in_features))
+        self.weight.attrs["pack"] = "scheme"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, heads, columns], of which the first are the inputs -> [m, heads, out_features]."""
+        plain, row = plain_scheme(self.weight.dtype), load_layout("row")
+        sizes = (self.heads, self.out_features, self.in_features, int(x.shape[2]))
+        func = definitions.head_matmul(plain, row, *sizes, x.dtype)
+        out = Tensor.placeholder((x.shape[0], self.heads, self.out_features), x.dtype)
+        return op.tensor_ir_op(func, "head_matmul", [x, self.weight], out)
+
+
 class ExpertLinear(nn.Module):
     """One linear layer per expert, chosen per token: W [experts, out_features, in_features].
 

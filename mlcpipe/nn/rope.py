@@ -134,6 +134,11 @@ def _llama3(fields: Fields, inv: Floats, original: int) -> Floats:
     )
 
 
+def yarn_attention(factor: float, mscale: float) -> float:
+    """By how much attention grows with a context `factor` times as long (YaRN, Peng et al. 2023)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
 def _yarn(fields: Fields, dim: int, theta: float, power: Floats, original: int, limit: int) -> Rope:
     if "factor" not in fields.values:
         raise ConfigError("field factor", where=fields.where, expected="a number, or null", found="none")
@@ -141,11 +146,9 @@ def _yarn(fields: Fields, dim: int, theta: float, power: Floats, original: int, 
     if theta <= 1.0:
         raise ConfigError("field rope_theta", where=fields.where, expected="more than 1 for yarn", found=theta)
 
-    def attention(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
     mscale, mscale_all = fields.number("mscale", 0.0, low=0.0), fields.number("mscale_all_dim", 0.0, low=0.0)
-    derived = attention(mscale) / attention(mscale_all) if mscale and mscale_all else attention(1.0)
+    attention = [yarn_attention(factor, one) for one in (mscale, mscale_all)]
+    derived = attention[0] / attention[1] if mscale and mscale_all else yarn_attention(factor, 1.0)
     scale = fields.number("attention_factor", derived, low=0.0)
 
     def correction(rotations: float) -> float:

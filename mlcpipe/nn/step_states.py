@@ -36,6 +36,7 @@ class StepStates:
     ) -> None:
         self.step, self.tensors, self.prefill_rows = step, tensors, prefill_rows
         self.rows: Tensor | None = None  # of the step, where it is not all of them
+        self.biases: Tensor | None = None  # of scores by head and distance, as `tir_schedules.paged.Heads` has them
         self._model, self._table, self._bidirectional = model, table, bidirectional
 
     @property
@@ -48,10 +49,10 @@ class StepStates:
         return next(index for index, state in enumerate(self._table) if state.name == name)
 
     def attend(self, layer: int, of: AttentionSpec, qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Store k and v of qkv [m, heads + 2 kv_heads, D] in the layer's pages and attend: -> [m, heads * D].
+        """Store k and v of qkv [m, heads + 2 kv_heads, D] in the layer's pages and attend: -> [m, heads * v_dim].
 
-        A layer that reads another's pages has queries alone in `qkv`, and stores nothing. `sinks` are f32[heads] if
-        `of` says that heads have them.
+        Rows of v are padded to D; if it is `latent`, there are none. A layer that reads another's pages has queries
+        alone in `qkv`, and stores nothing. `sinks` are f32[heads] if `of` says that heads have them.
         """
         kept = layer if of.reads is None else of.reads
         own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and kept in state.layers)
@@ -66,15 +67,16 @@ class StepStates:
             pages = op.tensor_ir_inplace_op(functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, kind)
             self.tensors[own] = pages
         name = "attend_many" if self.prefill_rows else "attend_few"
-        out = Tensor.placeholder((m, of.num_heads, of.head_dim), qkv.dtype)
+        out = Tensor.placeholder((m, of.num_heads, of.v_dim), qkv.dtype)
         workspace = () if self.prefill_rows else shape.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
-        optional = [one for one in (self.rows, sinks) if one is not None]
+        biases = self.biases if of.distances else None
+        optional = [one for one in (self.rows, sinks, biases) if one is not None]
         attended = op.tensor_ir_op(functions[name], name, [qkv, self.step, pages, *optional], outputs)
         attended = attended if isinstance(attended, Tensor) else attended[0]
         if "rotate_out" in functions:
             attended = op.tensor_ir_inplace_op(functions["rotate_out"], "rotate_out", [attended], 0, out)
-        return op.reshape(attended, (m, of.num_heads * of.head_dim))
+        return op.reshape(attended, (m, of.num_heads * of.v_dim))
 
     def of_rows(self, rows: Tensor) -> StepStates:
         """The states for some rows i32[r] of the step, in layers that store nothing; with decode's arithmetic."""

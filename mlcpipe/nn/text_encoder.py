@@ -6,6 +6,7 @@ during a layer, so all layers share the pages.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,12 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.states import State
+from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.encoder_layer import EncoderLayer
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
+from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.rows import rows_of, scaled
 from mlcpipe.nn.step_states import StepStates, argument
@@ -30,6 +33,7 @@ class TextEncoder(LanguageModel):
     ) -> None:
         super().__init__(facts)
         self.model, self.names, self.bidirectional = body, names, bidirectional
+        self.dense = nn.ModuleList([])
 
     def attentions(self) -> list[AttentionSpec]:
         """As `LanguageModel.attentions`."""
@@ -40,10 +44,21 @@ class TextEncoder(LanguageModel):
         first = self.attentions()[0]
         return [self.attention_state(replace(first, window=None), "attention", *range(self.facts.num_layers))]
 
+    def add_dense(self, modules: Sequence[Mapping[str, Any]]) -> None:
+        """Add sentence-transformers' dense layers, which come after the pooling: each row goes through them.
+
+        Pooling that chooses a row, and a mean without activations after it, give the same. Raises ConfigError for
+        layers that do not follow each other.
+        """
+        for one in modules:
+            if one["in_features"] != self.width:
+                raise ConfigError("field in_features of a dense layer", expected=self.width, found=one["in_features"])
+            self.dense.append(Dense(one["in_features"], one["out_features"], one["bias"], one["activation"]))
+
     @property
     def width(self) -> int:
         """Length of a row of the result."""
-        return self.facts.hidden_size
+        return int(self.dense[-1].weight.shape[0]) if len(self.dense) else self.facts.hidden_size
 
     def embed_texts(
         self, tokens: Tensor, types: Tensor, rows: Tensor, step: Tensor, embeddings: Tensor, states: list[Tensor]
@@ -54,6 +69,8 @@ class TextEncoder(LanguageModel):
         """
         kv = StepStates(self, self.states(), step, states, True, self.bidirectional)
         y = self.head(op.tensor_expr_op(rows_of, "rows", [self.body(tokens, types, kv), rows]))
+        for layer in self.dense:
+            y = layer(y)
         return y if y.dtype == "float32" else op.astype(y, "float32")
 
     def body(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
@@ -78,6 +95,18 @@ class TextEncoder(LanguageModel):
                 "$": {"param_mode": "plain", "effect_mode": "none"},
             }
         }
+
+
+class Dense(Linear):
+    """activation(x W^T + b): x [m, in_features] -> [m, out_features]; "identity" or "tanh"."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, activation: str) -> None:
+        super().__init__(in_features, out_features, bias, quantize=False)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return op.tanh(y) if self.activation == "tanh" else y
 
 
 class DecoderEncoder(TextEncoder):

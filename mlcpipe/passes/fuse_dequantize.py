@@ -21,7 +21,9 @@ def fuse_dequantize(state: Lowering) -> Lowering:
         if is_op(value, "relax.take") and not _takes_columns(value):
             return _take(work, state, value)
         if is_op(value, "relax.call_tir"):
-            return _expert_matmul(work, state, value)
+            outer = tir_op(work, value)
+            if outer is not None and outer.kind in _OF_MATRICES:
+                return _OF_MATRICES[outer.kind](work, state, value, outer)
         return None
 
     return rebuild(state, replacement)
@@ -73,10 +75,7 @@ def _take(work: Rebuild, state: Lowering, value: relax.Call) -> relax.Expr | Non
     return work.call_tir(func, "take", [*packed, value.args[1]], value.ty)
 
 
-def _expert_matmul(work: Rebuild, state: Lowering, value: relax.Call) -> relax.Expr | None:
-    outer = tir_op(work, value)
-    if outer is None or outer.kind != "expert_matmul":
-        return None
+def _expert_matmul(work: Rebuild, state: Lowering, value: relax.Call, outer: Op) -> relax.Expr | None:
     x, weight, ids = value.args[1].fields
     shared, restored = bool(outer.int("shared")), work.value_of(weight)
     is_sorted = is_op(restored, "relax.gather_elements")
@@ -101,3 +100,18 @@ def _expert_matmul(work: Rebuild, state: Lowering, value: relax.Call) -> relax.E
         dtype,
     )
     return work.call_tir(func, "expert_matmul", [x, *packed, ids], value.ty)
+
+
+def _head_matmul(work: Rebuild, state: Lowering, value: relax.Call, outer: Op) -> relax.Expr | None:
+    x, weight = value.args[1].fields
+    source = _dequantized(work, weight)
+    if source is None:
+        return None
+    op, packed = source
+    heads = outer.int("heads")
+    sizes = (heads, op.int("n") // heads, op.int("k"), outer.int("columns"))
+    func = definitions.head_matmul(scheme_of(state, op), load_layout(op.str("layout")), *sizes, str(value.ty.dtype))
+    return work.call_tir(func, "head_matmul", [x, *packed], value.ty)
+
+
+_OF_MATRICES = {"expert_matmul": _expert_matmul, "head_matmul": _head_matmul}

@@ -25,7 +25,7 @@ from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import Completion, SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer, AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable
-from mlcpipe.runtime.serving.open_drafts import can_draft, draft_source, open_draft_model
+from mlcpipe.runtime.serving.open_drafts import draft_source, open_draft_model
 from mlcpipe.runtime.shared_loop import SharedLoop
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -82,7 +82,8 @@ class Engine:
             check_shiftable(loaded.context_length)
         if draft not in (None, "lookup", "off") or (draft == "off" and draft_model is not None):
             raise UsageError("draft", expected="lookup, or off without a draft model", found=repr(draft))
-        drafts = (draft or ("off" if draft_model is None else "lookup")) == "lookup" and can_draft(loaded)
+        heads = loaded.manifest.model.eagle is not None or loaded.manifest.model.draft_heads
+        drafts = (draft or ("off" if draft_model is None and not heads else "lookup")) == "lookup"
         model = LoadedModel(loaded, None if adapter is None else Path(adapter), drafts=drafts)
         source = None
         if drafts or draft_model is not None:

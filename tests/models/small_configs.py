@@ -23,10 +23,13 @@ SIZES: Mapping[str, Any] = {
     "num_kv_shared_layers": 0,
     "block_multiple_of": 16,
 }
+# Latent attention has as many heads of keys as of queries.
+_LATENT = {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
 # Layers of several kinds, of which one attends.
 _KINDS: Mapping[str, Mapping[str, Any]] = {
-    "llama4_text": {"num_experts_per_tok": 1},
     "bamba": {"attn_layer_indices": [3]},
+    **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), _LATENT),
+    "deepseek_v3": {**_LATENT, "n_group": 1, "topk_group": 1},
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64},
     "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 3},

@@ -13,9 +13,12 @@ pytest.importorskip("torch", reason="the references are computed by torch")
 pytest.importorskip("transformers", reason="the references are transformers models")
 
 import torch
+from safetensors.numpy import save_file
 
 import mlcpipe
+from mlcpipe.encoders import build_encoder
 from tests.conftest import QUICK
+from tests.models import nomic_moe
 from tests.models import tiny_encoders as tiny
 
 TOLERANCE = 1e-4
@@ -26,6 +29,11 @@ CASES = [
     ("nomic_bert", "max", {}),
     ("qwen3", "last", {}),
     ("eurobert", "mean", {}),
+    ("gemma3_text", "mean", {}),
+    ("gte", "cls", {}),
+    ("jina_embeddings_v3", "mean", {}),
+    ("mpnet", "mean", {}),
+    ("qwen3", "mean", {"is_causal": False}),
     ("xlm-roberta", "cls", {}),
     ("bert", "cls", {"hidden_act": "gelu_new", "num_hidden_layers": 2}),
     ("modernbert", "mean", {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "local_attention": 64}),
@@ -104,6 +112,65 @@ def test_dimensions_cut_and_normalize(bert: tuple[Any, mlcpipe.Embedder]) -> Non
         embedder.embed(["birds"], dimensions=65)
 
 
+IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "layers"),
+    [("mean", [(64, 96, IDENTITY, False), (96, 32, IDENTITY, True)]), ("cls", [(64, 48, TANH, True)])],
+)
+def test_dense_layers_after_the_pooling(pooling: str, layers: list[tuple[int, int, str, bool]], tmp_path: Path) -> None:
+    """As EmbeddingGemma and older models of sentence-transformers have them."""
+    model, checkpoint = tiny.write("bert", tmp_path / "checkpoint", pooling, normalize=True, num_hidden_layers=1)
+    tensors = tiny.write_dense(checkpoint, *layers)
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    texts = tiny.random_ids((5, 17, 64))
+    expected = np.stack([tiny.pooled(tiny.hidden_states(model, ids), pooling) for ids in texts])
+    for (*_, activation, _), one in zip(layers, tensors):
+        expected = expected @ one["linear.weight"].T + one.get("linear.bias", 0)
+        expected = np.tanh(expected) if activation == TANH else expected
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(mlcpipe.Embedder(bundle).embed(texts), expected, rtol=0, atol=TOLERANCE)
+    settings = json.loads((checkpoint / "2_Dense" / "config.json").read_text())
+    for changed, message in (
+        ({"activation_function": TANH}, "pooling before dense layers" if pooling == "mean" else ""),
+        ({"activation_function": "os.system"}, "activation_function"),
+        ({"bias": not settings["bias"]}, "tensors of a dense layer"),
+        ({"in_features": 7}, "in_features of a dense layer"),
+    ):
+        (checkpoint / "2_Dense" / "config.json").write_text(json.dumps({**settings, **changed}))
+        if message:
+            with pytest.raises(mlcpipe.MlcpipeError, match=message):
+                mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "other")
+
+
+def test_experts_of_nomic(tmp_path: Path) -> None:
+    checkpoint, given = tmp_path / "checkpoint", nomic_moe.tensors()
+    checkpoint.mkdir()
+    save_file(given, checkpoint / "model.safetensors")
+    (checkpoint / "config.json").write_text(json.dumps(nomic_moe.CONFIG))
+    tiny.write_tokenizer(checkpoint)
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    texts = tiny.random_ids((1, 5, 33, 90))
+    expected = np.stack([nomic_moe.hidden_states(given, ids).mean(0) for ids in texts])
+    np.testing.assert_allclose(mlcpipe.Embedder(bundle).embed(texts), expected, rtol=0, atol=TOLERANCE)
+    for fields, message in (({"num_experts": 5}, "no stack of experts"), ({"mlp_fc2_bias": False}, "mlp_fc2_bias")):
+        (checkpoint / "config.json").write_text(json.dumps({**nomic_moe.CONFIG, **fields}))
+        with pytest.raises(mlcpipe.MlcpipeError, match=message):
+            mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "other")
+
+
+def test_frequencies_of_gte_s_first_files() -> None:
+    """Fixed NTK scaling, as the published code of gte-multilingual-base and vLLM have it."""
+    config = {"model_type": "new", "hidden_size": 128, "num_attention_heads": 2, "rope_theta": 20000}
+    scaling = {"type": "ntk", "factor": 8.0}
+    found = build_encoder({**config, "rope_scaling": scaling}).facts.ropes[0].inv_freq
+    expected = (20000.0 * 8.0) ** (-np.arange(0, 64, 2) / 64) / 8.0 ** (2 / 64)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(mlcpipe.MlcpipeError, match="mixed_b"):
+        build_encoder({**config, "rope_scaling": {**scaling, "mixed_b": 0.5}})
+
+
 def test_long_texts_are_refused_or_cut(bert: tuple[Any, mlcpipe.Embedder]) -> None:
     _, embedder = bert
     assert embedder.max_tokens == 32
@@ -125,7 +192,7 @@ def test_no_texts_have_no_embeddings(bert: tuple[Any, mlcpipe.Embedder]) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", pytest.param("gte", marks=pytest.mark.everything)])
 def test_scores_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model, checkpoint = tiny.write(family, tmp_path / "checkpoint", None, num_labels=1)
     bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
@@ -159,8 +226,13 @@ def test_eight_bits_embed_nearly_alike(tmp_path: Path) -> None:
 REFUSED = [
     (
         "modules.json",
-        '[{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "2_Dense"}]',
-        "module 'Dense'",
+        '[{"type": "a.Transformer", "path": ""}, {"type": "a.LSTM", "path": "2_LSTM"}]',
+        "module 'LSTM'",
+    ),
+    (
+        "modules.json",
+        '[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense", "path": "2_Dense"}]',
+        "2_Dense, 3_Dense with configurations",
     ),
     (
         "modules.json",

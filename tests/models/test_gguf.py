@@ -38,6 +38,7 @@ Q8_0 = gguf.GGMLQuantizationType.Q8_0
 BLOCK = "model.layers.0.block_sparse_moe.experts"
 _OTHERS = {
     "falcon": ("new",),
+    "gemma4_text": ("experts",),
     "llama": ("llama3_tied", "linear_bias", "yarn"),
     "phi3": ("longrope", "longrope_partial", "partial_window"),
     "qwen3": ("tied",),

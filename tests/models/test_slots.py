@@ -20,6 +20,7 @@ from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.serving import interface
 from mlcpipe.runtime.serving.core import GREEDY
+from mlcpipe.runtime.serving.drafting import Draft
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.open_engine import open_engine
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
@@ -136,6 +137,44 @@ def test_four_answers_to_one_prompt(bundle: LoadedBundle) -> None:
     for sequence in sequences:
         np.testing.assert_array_equal(steps.logits[sequence.id], expected)
     assert [one.cached for one in sequences] == [0, PROMPT, PROMPT, PROMPT]
+
+
+class Oracle:
+    """Drafts an answer, three tokens of four right."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer = [token if at % 4 else (token + 1) % tiny.TOKENS for at, token in enumerate(answer)]
+
+    def propose(self, tokens: list[int]) -> Draft:
+        return Draft(self._answer[len(tokens) : len(tokens) + 6], 0.9)
+
+    def checked(self, drafted: int, right: int) -> None:
+        """Nothing to learn."""
+
+    def restart(self) -> None:
+        """Nothing to forget."""
+
+
+def test_drafts_change_no_bit(bundle: LoadedBundle) -> None:
+    """States after each row of a draft are kept: the answer continues from that of the last accepted one."""
+    steps, prompts = Steps(bundle), [words(PROMPT), words(30, 4)]
+    undrafted = []
+    for prompt in prompts:
+        undrafted.append(steps.submit(prompt, 40))
+        steps.run()
+    steps = Steps(bundle)
+    sequences = []
+    for prompt, one in zip(prompts, undrafted):
+        request = ScheduledRequest(tuple(prompt), 40, GREEDY, drafter=Oracle(one.tokens), deterministic=True)
+        sequences.append(steps.scheduler.submit(request))
+    steps.run()
+    totals = steps.scheduler.totals
+    assert 0 < totals.accepted < totals.drafted
+    for prompt, one, other in zip(prompts, sequences, undrafted):
+        assert one.tokens == other.tokens
+        np.testing.assert_array_equal(steps.logits[one.id], alone(bundle, prompt, 40))
+    again = answered(steps, [*sequences[0].tokens, 5], exact=False)
+    assert again.cached is not None and again.cached > PROMPT
 
 
 def test_preempted_in_mid_answer(bundle: LoadedBundle) -> None:

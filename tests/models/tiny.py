@@ -30,12 +30,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 
 from mlcpipe.models import model_types
 from tests.models.legacy import hub_config
@@ -89,6 +95,11 @@ SIZES: Mapping[str, Any] = {
     "sliding_window": 8,
     "no_rope_layer_interval": 2,
     "full_attn_idxs": [1],
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 32,
     "block_multiple_of": 16,
     "embedding_multiplier": 6.0,
     "residual_multiplier": 0.5,
@@ -183,11 +194,10 @@ def build_model(case: TinyCase, seed: int) -> Any:
     scaled embeddings (gemma) only repeats its last token.
     """
     torch.manual_seed(seed)  # some vectors start at random
-    auto: Any = AutoModelForCausalLM  # untyped in transformers
-    torch.manual_seed(seed)  # some vectors of recurrent layers start at random
-    model = auto.from_config(
-        tiny_config(case), attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
-    )
+    config, auto = tiny_config(case), cast(Any, AutoModelForCausalLM)  # untyped in transformers
+    if type(config) not in auto._model_mapping:
+        auto = AutoModelForImageTextToText  # where Mistral 4's text model is
+    model = auto.from_config(config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         biases = [one for one in model.named_buffers() if one[0].endswith(("bias", "layer_scalar"))]

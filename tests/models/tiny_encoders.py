@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -34,8 +35,19 @@ SIZES: Mapping[str, Any] = {
 # A family's own options, and the fields of SIZES that it leaves out.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "bert": {},
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 2,
+        "use_bidirectional_attention": True,
+    },
     "eurobert": {"num_key_value_heads": 2, "attention_bias": True, "pad_token_id": 0, "mask_token_id": 4},
+    "gte": {"pad_token_id": 0, "type_vocab_size": 2},
+    "jina_embeddings_v3": {"pad_token_id": 0},
     "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 3, "pad_token_id": 0},
+    "mpnet": {"max_position_embeddings": 162},
     "nomic_bert": {},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "xlm-roberta": {"type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 162},
@@ -76,6 +88,23 @@ def write(
     if pooling is not None:
         write_modules(folder, {POOLING[pooling]: True}, normalize=normalize)
     return model, folder
+
+
+def write_dense(folder: Path, *layers: tuple[int, int, str, bool]) -> list[dict[str, NDArray[np.float32]]]:
+    """Dense modules (in, out, activation, bias) after the pooling of a folder; their tensors."""
+    rng, made = np.random.default_rng(2), []
+    modules = json.loads((folder / "modules.json").read_text())
+    for i, (before, after, activation, bias) in enumerate(layers):
+        path = f"{i + 2}_Dense"
+        (folder / path).mkdir()
+        names = {"linear.weight": (after, before), **({"linear.bias": (after,)} if bias else {})}
+        made.append({name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in names.items()})
+        save_file(made[-1], folder / path / "model.safetensors")
+        config = {"in_features": before, "out_features": after, "bias": bias, "activation_function": activation}
+        (folder / path / "config.json").write_text(json.dumps(config))
+        modules.insert(2 + i, {"path": path, "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return made
 
 
 def write_modules(folder: Path, pooling: Mapping[str, Any], *, normalize: bool) -> None:

@@ -24,11 +24,19 @@ _SCANS = {"state_size": 8, "time_step_floor": 0.5}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 
 
+_LATENT = {"num_key_value_heads": 4, "head_dim": 8}  # as many as of queries; what is rotated
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, "mscale": 0.7, "mscale_all_dim": 1.2}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
+    "deepseek_v2": {**_LATENT, "n_group": 1},
+    "deepseek_v3": {**_LATENT, "topk_group": 1, "first_k_dense_replace": 1},
+    "glm4_moe_lite": _LATENT,
+    "minicpm3": {**_LATENT, "dim_model_base": 32, "q_lora_rank": 24},
+    "mistral4": {**_LATENT, "head_dim": 24, "first_k_dense_replace": 1},
+    "youtu": _LATENT,
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {
         **_MAMBA,
@@ -60,7 +68,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "sliding", "full")],
         "num_kv_shared_layers": 3,
         "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 8,
+        "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 160,
         "final_logit_softcapping": 4.0,
         "per_layer_config": {str(i): {"head_dim": 32} for i in (1, 5)},
@@ -142,6 +150,31 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "mlp_bias": True,
         }
     },
+    "deepseek_v2": {
+        "grouped": {
+            **_rope("yarn", **_YARN),
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "q_lora_rank": None,
+            "v_head_dim": 24,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "hub": True,
+        },
+    },
+    "deepseek_v3": {
+        "halves": {
+            **_rope("yarn", **_YARN),
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "hub": True,
+        },
+    },
     "dots1": {
         "windowed": {"max_window_layers": 1, "attention_bias": True, "norm_topk_prob": True, "first_k_dense_replace": 0}
     },
@@ -157,6 +190,9 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "exaone4": {"full_between": _FULL_BETWEEN},
     "glm4": {"quarter": {"partial_rotary_factor": 0.25, "tie_word_embeddings": True, "hub": True}},
+    "glm4_moe_lite": {
+        "sparse": {"mlp_layer_types": ["sparse", "dense", "sparse"], "n_group": 1, "rope_interleave": False},
+    },
     "glm4_moe": {
         "norms": {
             **_rope("default", partial_rotary_factor=0.75),
@@ -245,6 +281,18 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "tie_word_embeddings": False,
         }
     },
+    "minicpm3": {
+        "plain": {
+            **_rope("longrope", short_factor=_SHORT[:4], long_factor=_LONG[:4], original_max_position_embeddings=96),
+            "scale_depth": None,
+            "scale_emb": 3,
+            "dim_model_base": None,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 24,
+            "v_head_dim": 16,
+            "tie_word_embeddings": False,
+        }
+    },
     "mamba2": {
         "biases": {
             "n_groups": 1,
@@ -316,6 +364,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             ),
             "num_hidden_layers": 4,
             "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 1,
             "use_qk_norm": False,
             "floor_scale": 16,
             "attn_scale": 0.5,
@@ -546,6 +595,16 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             },
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
             "attention_bias": True,
+        }
+    },
+    "mistral4": {
+        "grown": {
+            **_rope("yarn", **_YARN, llama_4_scaling_beta=0.7),
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "q_lora_rank": None,
+            "tie_word_embeddings": True,
         }
     },
     "mixtral": {

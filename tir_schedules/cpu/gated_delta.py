@@ -90,12 +90,18 @@ def _step(of: Inputs, y: Buffer, s: Expr, head: Expr, column: Expr) -> None:
             at = first + i * shape.value_dim + v * lanes
             number = I.if_then_else(slot >= 0, load(of.state, (slot, at), lanes), splat(0.0, lanes))
             store(kept, i * columns + v * lanes, number, lanes)
+
+    def keep(target: Expr) -> None:
+        with I.If(target >= 0), I.Then(), I.serial(dim) as i:
+            for v in range(count):
+                at = first + i * shape.value_dim + v * lanes
+                store(of.state, (target, at), read(kept, i * columns + v * lanes, lanes), lanes)
+
     with I.serial(value(step.row_begin(s)), value(step.row_begin(s + 1))) as row:
         _advance(of, y, row, head, column, kept)
-    with I.If(target >= 0), I.Then(), I.serial(dim) as i:
-        for v in range(count):
-            at = first + i * shape.value_dim + v * lanes
-            store(of.state, (target, at), read(kept, i * columns + v * lanes, lanes), lanes)
+        with I.If(step.has_slots_of_rows), I.Then():
+            keep(value(step.slot_of_row(row)))
+    keep(target)
 
 
 def _advance(of: Inputs, y: Buffer, row: Expr, head: Expr, column: Expr, kept: Buffer) -> None:

@@ -21,6 +21,8 @@ def short_conv(shape: ConvShape) -> tirx.PrimFunc:
 
     def body(inputs: Inputs, y: Buffer, m: Expr) -> None:
         _each(m, shape, partial(_convolve, inputs, y, lanes))
+        with I.If(inputs.step.has_slots_of_rows), I.Then():
+            _each(m, shape, partial(_keep_row, inputs, lanes))
         _each(I.cast(inputs.step.sequences, "int64"), shape, partial(_keep, inputs, lanes))
 
     return shape.function(body)
@@ -44,9 +46,19 @@ def _convolve(inputs: Inputs, y: Buffer, lanes: int, row: Expr) -> None:
 
 def _keep(inputs: Inputs, lanes: int, s: Expr) -> None:
     """The last inputs of a sequence to its slot; where it is the old one, what is still to be read lies behind."""
+    step = inputs.step
+    _keep_inputs(inputs, lanes, s, value(step.row_begin(s + 1) - 1), value(step.slot_write(s)))
+
+
+def _keep_row(inputs: Inputs, lanes: int, row: Expr) -> None:
+    """The last inputs up to a row to its slot, if it has one."""
+    step = inputs.step
+    _keep_inputs(inputs, lanes, value(step.sequence(row)), row, value(step.slot_of_row(row)))
+
+
+def _keep_inputs(inputs: Inputs, lanes: int, s: Expr, last: Expr, target: Expr) -> None:
     shape, step = inputs.shape, inputs.step
-    begin, slot, target = value(step.row_begin(s)), value(step.slot_read(s)), value(step.slot_write(s))
-    first = value(step.row_begin(s + 1) - shape.kept)
+    begin, slot, first = value(step.row_begin(s)), value(step.slot_read(s)), value(last - (shape.kept - 1))
     with I.If(target >= 0), I.Then(), I.serial(shape.kept) as i, I.serial(shape.channels // lanes) as vector:
         number = _input(inputs, first + i, vector, begin, slot, lanes)
         store(inputs.state, (target, i * shape.channels + vector * lanes), number, lanes)

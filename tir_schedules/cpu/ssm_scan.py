@@ -91,10 +91,10 @@ class _Block:
             with I.Then():
                 self._tokens(begin, 1, before, after)
             with I.Else():
-                self._rows(begin, end, before, after)
+                self._rows(begin, end, first, before, after)
 
     def _rows(
-        self, begin: Expr, end: Expr, before: Callable[[Expr], Expr], after: Callable[[Expr, Expr], None]
+        self, begin: Expr, end: Expr, first: Expr, before: Callable[[Expr], Expr], after: Callable[[Expr, Expr], None]
     ) -> None:
         """Several rows, over a copy of the state."""
         size, lanes = self.of.shape.state_size, self.lanes
@@ -108,11 +108,16 @@ class _Block:
 
         with I.serial(size) as n:
             keep(n, before(n))
-        whole = value((end - begin) // TOKENS)
+        each = self.of.step.has_slots_of_rows
+        whole = value(I.if_then_else(each, I.int64(0), (end - begin) // TOKENS))
         with I.serial(whole) as i:
             self._tokens(value(begin + i * TOKENS), TOKENS, kept, keep)
         with I.serial(begin + whole * TOKENS, end) as row:
             self._tokens(row, 1, kept, keep)
+            with I.If(each), I.Then():
+                target = value(self.of.step.slot_of_row(row))
+                with I.If(target >= 0), I.Then(), I.serial(size) as n:
+                    store(self.of.state, (target, first + n * lanes), kept(n), lanes)
         with I.serial(size) as n:
             after(n, kept(n))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, put
@@ -135,6 +136,16 @@ def largest(x: Expr, lanes: int) -> Expr:
     reduce_max = I.llvm_lookup_intrinsic_id("llvm.vector.reduce.smax")
     top = value(I.call_llvm_pure_intrin(reduce_max, ordered(bits, lanes), dtype="int32"))
     return I.reinterpret("float32", ordered(top, 1))
+
+
+def turned(rows: list[Expr]) -> list[Expr]:
+    """The columns of a square of vectors: log2(n) times, halves of the square take turns (Stone 1971)."""
+    n = len(rows)
+    low, high = ([i // 2 + (i % 2 * n) + first for i in range(n)] for first in (0, n // 2))
+    for _ in range(n.bit_length() - 1):
+        pairs = [[rows[i], rows[i + n // 2]] for i in range(n // 2)]
+        rows = [value(tirx.Shuffle(pair, order)) for pair in pairs for order in (low, high)]
+    return rows
 
 
 def total(buffer: Buffer, index: Expr, lanes: int) -> Expr:

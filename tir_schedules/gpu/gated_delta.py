@@ -60,9 +60,15 @@ class _Columns:
         barrier()  # the last sequence's sums are read
         with I.serial(pin(step.row_begin(s)), pin(step.row_begin(s + 1))) as row:
             self._advance(row, head, part, column)
+            with I.If(step.has_slots_of_rows), I.Then():
+                self._keep(first, pin(step.slot_of_row(row)))
+        self._keep(first, target)
+
+    def _keep(self, first: Expr, target: Expr) -> None:
+        """The state to a slot."""
         with I.If(target >= 0), I.Then():
             for j in range(self.each):
-                put(of.state, (target, first + j * shape.value_dim), self.state[j])
+                put(self.of.state, (target, first + j * self.shape.value_dim), self.state[j])
 
     def _advance(self, row: Expr, head: Expr, part: Expr, column: Expr) -> None:
         """One row: y = exp(g) q S + (q k) d, S = exp(g) S + k^T d, d = beta (v - exp(g) k S)."""

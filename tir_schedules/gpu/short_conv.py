@@ -34,6 +34,8 @@ def _convolve(inputs: Inputs, y: Buffer, i: Expr) -> None:
     if inputs.bias is not None:
         add(total, 0, inputs.bias[channel])
     put(y, (row, channel), shape.finished(total[0]))
+    with I.If(step.has_slots_of_rows), I.Then():
+        _keep_inputs(inputs, row, channel, s, pin(step.slot_of_row(row)))
 
 
 def _keep(inputs: Inputs, i: Expr) -> None:
@@ -41,8 +43,15 @@ def _keep(inputs: Inputs, i: Expr) -> None:
     shape, step = inputs.shape, inputs.step
     row, channel = keep(i // shape.channels), keep(i % shape.channels)
     s = pin(step.sequence(row))
-    begin, slot, target = pin(step.row_begin(s)), pin(step.slot_read(s)), pin(step.slot_write(s))
-    with I.If(I.And(target >= 0, row + 1 == step.row_begin(s + 1))), I.Then(), I.serial(0, shape.kept) as at:
+    with I.If(row + 1 == step.row_begin(s + 1)), I.Then():
+        _keep_inputs(inputs, row, channel, s, pin(step.slot_write(s)))
+
+
+def _keep_inputs(inputs: Inputs, row: Expr, channel: Expr, s: Expr, target: Expr) -> None:
+    """The last inputs up to a row to a slot."""
+    shape, step = inputs.shape, inputs.step
+    begin, slot = pin(step.row_begin(s)), pin(step.slot_read(s))
+    with I.If(target >= 0), I.Then(), I.serial(0, shape.kept) as at:
         number = inputs.at(row - shape.kept + 1 + at, channel, begin, slot, _load, I.float32(0))
         put(inputs.state, (target, at * shape.channels + channel), number)
 

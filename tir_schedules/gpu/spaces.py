@@ -130,7 +130,7 @@ def _decode(op: Op, knobs: Knobs) -> Space:
         return (
             _too_much("bytes of shared memory", tile.shared_bytes(heads.group), SHARED_BYTES)
             or _too_much("sums of an invocation", max(tile.keys, tile.columns) * heads.group, _MAX_SUMS)
-            or _too_much("dimensions at once", (tile.columns - 1) * tile.threads, heads.head_dim - 1)
+            or _too_much("dimensions at once", (tile.columns - 1) * tile.threads, heads.v_dim - 1)
             or _too_much("keys at once", (tile.keys - 1) * tile.threads, tile.part - 1)
         )
 

@@ -62,9 +62,13 @@ class _Workgroup:
         with I.serial(0, ceildiv(end - begin, _TOKENS)) as i:
             row = keep(begin + i * _TOKENS)
             self._tokens(row, keep(I.min(end - row, _TOKENS)))
+        self._keep(target)
+
+    def _keep(self, target: Expr) -> None:
+        """The state to a slot."""
         with I.If(target >= 0), I.Then():
             for i in range(self.count):
-                put(self.of.state, (target, self.at + i * lanes), self.state[i])
+                put(self.of.state, (target, self.at + i * self.of.shape.lanes), self.state[i])
 
     def _tokens(self, row: Expr, count: Expr) -> None:
         """`count` rows."""
@@ -83,6 +87,8 @@ class _Workgroup:
                 put(self.state, i, self.state[i] * decay + inputs * b)
                 add(total, 0, self.state[i] * c)
             put(self.sums, t * self.threads + self.tx, total[0])
+            with I.If(of.step.has_slots_of_rows), I.Then():
+                self._keep(pin(of.step.slot_of_row(row + t)))
         barrier()
         self._each(count, shape.lanes, lambda t, lane: self._sum(row, t, lane))
 

@@ -26,6 +26,7 @@ from mlcpipe.checkpoint.gguf.native_formats import PARTS
 from mlcpipe.checkpoint.gguf.shards import read_shards
 from mlcpipe.checkpoint.gguf.special_tokens import end_ids, token_id
 from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
+from mlcpipe.checkpoint.matrix import Matrix
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
@@ -77,6 +78,8 @@ class GgufCheckpoint(Checkpoint):
         tensor = self.info(name)
         if isinstance(tensor, GgufTensor) and tensor.value is not None:
             return np.array([tensor.value], np.float32)
+        if isinstance(tensor, Matrix) and tensor.values is not None:
+            return tensor.values()
         values = read_chunks(tensor, chunks) if tensor.dtype in FORMATS else read_float32(tensor)
         if not isinstance(tensor, GgufTensor):
             return values
@@ -94,6 +97,8 @@ class GgufCheckpoint(Checkpoint):
 
     def read_parts(self, name: str) -> Parts:
         tensor = self.info(name)
+        if isinstance(tensor, Matrix):
+            return tensor.parts()
         split = PARTS.get(tensor.dtype)
         if split is None:
             return super().read_parts(name)

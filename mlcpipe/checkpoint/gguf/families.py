@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.expert_stacks import rows_of
 from mlcpipe.checkpoint.gguf.metadata import Metadata
-from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope
+from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope, proportional
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.gguf import MAX_EXPERTS, GgufFamily
@@ -38,8 +38,9 @@ _TOP = {
     "output.bias": "lm_head.bias",
 }
 _TOWERS = "clip"  # the architecture of files named mmproj
-_BARE = ("attn_sinks", "exp_probs_b")  # no `.weight` or `.bias` in Hugging Face's name
+_BARE = ("attn_sinks", "exp_probs_b", "layer_output_scale")  # no `.weight` or `.bias` in Hugging Face's name
 _ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
+_OF_HEADS = ("attn_k_b", "attn_v_b")  # matrices of each head, stacked
 _GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
 # Keys that change the result of families that have them, with their neutral values.
 _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
@@ -151,7 +152,7 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     rope = (
         longrope(metadata, arch, tensors)
         if family.rope == "longrope"
-        else _rope(metadata, arch, tensors, config, family.rope == "partial")
+        else _rope(metadata, arch, tensors, config, family.rope)
     )
     if rope is not None:
         config["rope_scaling"] = rope
@@ -201,6 +202,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         layer, part, suffix = match.groups()
         if 0 <= int(layer) - config["num_hidden_layers"] < config.get("num_nextn_predict_layers", 0):
             continue
+        if part in _OF_HEADS and len(tensor.shape) == 3:
+            tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
         if part in _ROWS and len(tensor.shape) == 1:
             tensor = replace(tensor, shape=(1, *tensor.shape))
         whole = f"{part}.{suffix}" if suffix else part
@@ -281,7 +284,7 @@ def _unstacked(tensor: TensorInfo, pattern: str, config: Config, i: int, parts: 
 
 
 def _shared_fields(metadata: Metadata, arch: str, family: GgufFamily, tensors: Tensors) -> Config:
-    """The fields of config.json that all families have."""
+    """The fields of config.json that all families have; a head of `latent` attention is what rope rotates of it."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError("no embedding", where=metadata.where, expected="a matrix token_embd.weight")
@@ -289,8 +292,9 @@ def _shared_fields(metadata: Metadata, arch: str, family: GgufFamily, tensors: T
     heads = heads or metadata.integer(f"{arch}.ssm.time_step_rank", 0)  # where no layer attends
     if not 0 < heads <= hidden:
         raise metadata.error(f"{arch}.attention.head_count", f"1 to {hidden}", heads)
-    head_dim = metadata.integer(f"{arch}.attention.key_length", hidden // heads)
-    if metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
+    size = "rope.dimension_count" if family.latent else "attention.key_length"
+    head_dim = metadata.integer(f"{arch}.{size}", hidden // heads)
+    if not family.latent and metadata.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise metadata.error(f"{arch}.attention.value_length", f"{head_dim}, the length of keys")
     layer_norm, rms_norm = (f"{arch}.attention.layer_norm_{kind}epsilon" for kind in ("", "rms_"))
     return {
@@ -310,6 +314,8 @@ def _shared_fields(metadata: Metadata, arch: str, family: GgufFamily, tensors: T
 def _width(metadata: Metadata, arch: str, family: GgufFamily) -> int:
     """The width of MLPs. Where not all layers attend it may be listed by layer, 0 for those without."""
     key = f"{arch}.feed_forward_length"
+    if family.by_layer:
+        return 0
     if not family.some_attend or isinstance(metadata.values.get(key), int):
         return metadata.integer(key)
     return int(metadata.numbers(key, metadata.integer(f"{arch}.block_count")).max())
@@ -318,6 +324,8 @@ def _width(metadata: Metadata, arch: str, family: GgufFamily) -> int:
 def _kv_heads(metadata: Metadata, arch: str, family: GgufFamily, heads: int) -> int:
     """The KV heads of all layers that attend."""
     key = f"{arch}.attention.head_count_kv"
+    if family.by_layer:
+        return 0
     if not family.some_attend:
         return metadata.integer(key, heads)
     counts = metadata.numbers(key, metadata.integer(f"{arch}.block_count"))
@@ -334,10 +342,10 @@ def _check_vocabulary(metadata: Metadata, rows: int) -> None:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))
 
 
-def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, partial: bool) -> Config | None:
-    """The scaling of rope over whole heads, or over a part of each."""
+def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, kind: str) -> Config | None:
+    """The scaling of rope over whole heads, over a part of each, or with angles for a part."""
     rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
-    if partial and 0 < rotated <= config["head_dim"]:
+    if kind == "partial" and 0 < rotated <= config["head_dim"]:
         config["partial_rotary_factor"] = math.nextafter(rotated / config["head_dim"], 1.0)  # which truncation undoes
     elif rotated != config["head_dim"]:
         raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
@@ -346,4 +354,6 @@ def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, parti
         return table
     if table is not None:
         raise metadata.error(f"{arch}.rope.scaling.type", "none beside rope_freqs.weight")
+    if kind == "proportional":
+        return proportional(tensors["rope_freqs.weight"], rotated)
     return llama3(tensors["rope_freqs.weight"], config["rope_theta"], rotated)

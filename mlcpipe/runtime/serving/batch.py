@@ -23,6 +23,7 @@ from tir_schedules.step_layout import (
     ROWS,
     SEQUENCE,
     SEQUENCES,
+    SLOT_OF_ROW,
     SLOT_READ,
     SLOT_WRITE,
     TABLE_BEGIN,
@@ -48,7 +49,7 @@ def prefill_spans(rows: Iterable[PrefillRows]) -> list[Span]:
     return [Span(sequence, begin, count) for sequence, begin, count, _ in rows]
 
 
-_NONE = (-1, 0, 0, 0, False, False)
+_NONE = (-1, 0, 0, 0, False, False, False)
 
 
 class StepBuffer:
@@ -63,7 +64,9 @@ class StepBuffer:
         """The step of these rows, valid until the next call. It grows by powers of two, so that few launches differ."""
         rows, entries = sum(span.rows for span in spans), sum(len(span.sequence.tables[0]) for span in spans)
         groups, slots = len(spans[0].sequence.tables), spans[0].sequence.next_slot >= 0
-        shape = len(spans), rows, entries, groups, slots, any(span.sequence.request.adapter for span in spans)
+        drafts = slots and any(span.sequence.row_slots for span in spans)
+        adapters = any(span.sequence.request.adapter for span in spans)
+        shape = len(spans), rows, entries, groups, slots, drafts, adapters
         if shape != self._shape:
             self._shape = _NONE  # in case Ctrl-C interrupts what follows
             self._lay_out(*shape)
@@ -78,19 +81,25 @@ class StepBuffer:
             parts[KEYS][i] = span.begin + span.rows
             if slots:
                 parts[SLOT_READ][i], parts[SLOT_WRITE][i] = span.sequence.slot, span.sequence.next_slot
+            if drafts:
+                slots_of_rows = span.sequence.row_slots[: span.rows - 1]
+                parts[SLOT_OF_ROW][row - span.rows : row] = slots_of_rows + [-1] * (span.rows - len(slots_of_rows))
         return self._data
 
-    def _lay_out(self, count: int, rows: int, entries: int, groups: int, slots: bool, adapters: bool) -> None:
+    def _lay_out(
+        self, count: int, rows: int, entries: int, groups: int, slots: bool, drafts: bool, adapters: bool
+    ) -> None:
         """Write the header of `count` sequences, `rows` rows and `entries` pages of a group, and set the parts.
 
         Header, then: position[n], place[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
-        and the table[t] of each group. With states in slots: slot_read[S], slot_write[S]. Where a row has an adapter:
-        adapter_begin[n], adapter_end[n].
+        and the table[t] of each group. With states in slots: slot_read[S], slot_write[S], and with drafts
+        slot_of_row[n]. Where a row has an adapter: adapter_begin[n], adapter_end[n].
         """
         sizes = {POSITION: rows, PLACE: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
         sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1}
         sizes |= {TABLES + group: entries for group in range(groups)}
         sizes |= {SLOT_READ: count, SLOT_WRITE: count} if slots else {}
+        sizes |= {SLOT_OF_ROW: rows} if drafts else {}
         sizes |= {ADAPTER_BEGIN: rows, ADAPTER_END: rows} if adapters else {}
         if (size := HEADER + sum(sizes.values())) > len(self._data):
             self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)

@@ -26,7 +26,7 @@ from mlcpipe.runtime.serving.context_shift import check_shiftable
 from mlcpipe.runtime.serving.core import Core
 from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError, Request, Stream, Wake, check_request
 from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.open_drafts import can_draft, draft_source
+from mlcpipe.runtime.serving.open_drafts import draft_source
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
 from mlcpipe.runtime.serving.sequence import Finish
 
@@ -63,7 +63,6 @@ class Batching:
             check_shiftable(min(bundle.context_length, kv_tokens))
         max_sequences = max_sequences or bundle.manifest.model.max_batch
         limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
-        drafts = drafts and can_draft(bundle)
         units = many_sequences(bundle.manifest, bundle.context_length, kv_tokens)
         self._core = Core(bundle, units, limits, adapter_blocks=adapter_blocks, swap_bytes=swap_bytes)
         source = draft_source(self._core, draft_model, kv_tokens, max_sequences) if drafts else None

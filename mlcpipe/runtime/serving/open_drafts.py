@@ -16,18 +16,13 @@ from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 
-def can_draft(bundle: LoadedBundle) -> bool:
-    """Whether the states of a model can go back by a token."""
-    return not slot_bytes(bundle.manifest.states)
-
-
-def check_draft_model(bundle: LoadedBundle, draft_model: LoadedBundle) -> None:
-    """Raises UsageError where one of the models cannot go back."""
-    recurrent = [one.manifest.model.model_type for one in (bundle, draft_model) if not can_draft(one)]
-    if recurrent:
+def check_draft_model(draft_model: LoadedBundle) -> None:
+    """Raises UsageError where the states of a draft model cannot go back by a token."""
+    manifest = draft_model.manifest
+    if slot_bytes(manifest.states):
         raise UsageError(
-            "a draft model", expected="models whose states go back by a token", found=", ".join(recurrent),
-            next_step="leave the draft model out",
+            "a draft model", expected="one whose states go back by a token", found=manifest.model.model_type,
+            next_step="take a model without recurrent layers, or none",
         )  # fmt: skip
 
 
@@ -35,7 +30,7 @@ def open_draft_model(path: Path, bundle: LoadedBundle, tokenizer: Tokenizer, dev
     """The bundle of a draft model. Raises UsageError where it cannot draft, and what `load_bundle` raises."""
     context = min(bundle.context_length, read_manifest(path).model.context_length)
     smaller = load_bundle(path, context, bundle.threads, device)
-    check_draft_model(bundle, smaller)
+    check_draft_model(smaller)
     check_pair(tokenizer, open_tokenizer(path))
     return smaller
 
@@ -45,8 +40,6 @@ def draft_source(core: Core, draft_model: LoadedBundle | None, kv_tokens: int, s
     model = core.bundle.manifest.model
     if draft_model is not None:
         return DraftModel(draft_model, kv_tokens, sequences)
-    if not can_draft(core.bundle):
-        return None
     if model.draft_heads:
         return DraftHeads(core)
     return None if model.eagle is None else EagleDraft(core, kv_tokens)

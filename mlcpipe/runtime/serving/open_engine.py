@@ -43,7 +43,7 @@ def open_engine(
         raise UsageError("the model embeds texts and writes none", next_step="use mlcpipe embed or mlcpipe.Embedder")
     bundles = [one for one in (bundle, draft_model) if one is not None]
     if draft_model is not None:
-        check_draft_model(bundle, draft_model)
+        check_draft_model(draft_model)
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
     # Apart from the pages: the memory of a forward, and logits of rows of each kind and of a draft head.
     rest = sum(running_bytes(each.manifest) + _logits_bytes(each) for each in bundles)

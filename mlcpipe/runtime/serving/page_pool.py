@@ -93,7 +93,8 @@ class PagePool:
     request is retried only after one.
 
     A sequence has the states after its computed tokens in `slot`; a step reads that one and writes `next_slot`. That is
-    another one if others use the slot too, or the tree holds it: so forks and checkpoints copy nothing.
+    another one if others use the slot too, or the tree holds it: so forks and checkpoints copy nothing. Where a draft
+    is checked, the step also writes `row_slots`, the states after each row: that of the last accepted row is kept.
     """
 
     def __init__(self, groups: Iterable[PageGroup], slots: int = 0) -> None:
@@ -111,12 +112,16 @@ class PagePool:
     def reserve(self, sequence: Sequence, rows: int) -> bool:
         """Reserve pages for `rows` more tokens, written by this sequence alone; False, and no change, if not free.
 
-        A page that others use too is replaced by a copy; `take_copies` has the pairs. With slots, one for the states.
+        A page that others use too is replaced by a copy; `take_copies` has the pairs. With slots, one for the states,
+        and one for each token of a draft.
         """
-        if self.slots is not None and not self._has_next_slot(sequence):
+        if self.slots is not None and self._missing_slots(sequence):
             if any(missing > 0 for missing in self.missing(sequence, rows)):
                 return False
-            sequence.next_slot = self.slots.new()
+            if not self._has_next_slot(sequence):
+                sequence.next_slot = self.slots.new()
+            while len(sequence.row_slots) < len(sequence.draft):
+                sequence.row_slots.append(self.slots.new())
         end, (at, place) = sequence.computed + rows, divmod(sequence.computed, PAGE)
         for pages, table in zip(self.pages, sequence.tables):
             if len(table) * PAGE < end or (place and (pages.uses[table[at]] > 1 or pages.held[table[at]])):
@@ -143,8 +148,12 @@ class PagePool:
             for group, table in enumerate(sequence.tables)
         ]
         if self.slots is not None:
-            lacking.append((not self._has_next_slot(sequence)) - len(self.slots.free))
+            lacking.append(self._missing_slots(sequence) - len(self.slots.free))
         return lacking
+
+    def _missing_slots(self, sequence: Sequence) -> int:
+        """How many slots `reserve` takes."""
+        return (not self._has_next_slot(sequence)) + max(0, len(sequence.draft) - len(sequence.row_slots))
 
     def _has_next_slot(self, sequence: Sequence) -> bool:
         """Whether the next step has a slot to write, if need be the one that it reads."""
@@ -155,13 +164,15 @@ class PagePool:
         sequence.next_slot = slot if own else -1
         return own
 
-    def advance(self, sequence: Sequence, rows: int) -> None:
-        """Record that a step has computed `rows` more tokens of the sequence."""
+    def advance(self, sequence: Sequence, rows: int, of_draft: int = 0, drafted: int = 0) -> None:
+        """Record that a step has computed `rows` more tokens of the sequence, `of_draft` of them of `drafted`."""
         sequence.computed += rows
         if sequence.next_slot >= 0:
-            before, sequence.slot, sequence.next_slot = sequence.slot, sequence.next_slot, -1
-            if before not in (-1, sequence.slot):
-                self.drop(len(self.groups), before)
+            slots = [sequence.slot, *sequence.row_slots[:drafted], sequence.next_slot]
+            sequence.slot, sequence.next_slot = slots[1 + of_draft], -1
+            for slot in {*slots, *sequence.row_slots} - {-1, sequence.slot}:
+                self.drop(len(self.groups), slot)
+            sequence.row_slots = []
 
     def repeat(self, sequence: Sequence, rows: int) -> None:
         """Record a step of `rows` rows whose last one has to be computed again.
@@ -171,9 +182,13 @@ class PagePool:
         if self.slots is None:
             self.advance(sequence, rows - 1)
             return
-        if sequence.next_slot not in (-1, sequence.slot):
-            self.drop(len(self.groups), sequence.next_slot)
-        sequence.next_slot = -1
+        self._drop_unwritten(sequence)
+
+    def _drop_unwritten(self, sequence: Sequence) -> None:
+        """Drop the slots that a step should have written."""
+        for slot in {sequence.next_slot, *sequence.row_slots} - {-1, sequence.slot}:
+            self.drop(len(self.groups), slot)
+        sequence.next_slot, sequence.row_slots = -1, []
 
     def _shares_end(self, group: int, sequence: Sequence) -> bool:
         """Whether the page of the next token has tokens already, and is not this sequence's alone."""
@@ -232,11 +247,10 @@ class PagePool:
     def release(self, sequence: Sequence) -> None:
         """Release all units of the sequence, its last page first, so that a prefix outlives its continuation."""
         self.truncate(sequence, 0)
+        self._drop_unwritten(sequence)
         if sequence.slot >= 0:
             self.drop(len(self.groups), sequence.slot)
-        if sequence.next_slot not in (-1, sequence.slot):
-            self.drop(len(self.groups), sequence.next_slot)
-        sequence.slot = sequence.next_slot = -1
+        sequence.slot = -1
         sequence.checkpoint = None
         sequence.kept_from = [0] * len(self.groups)
         sequence.node, sequence.shared = None, 0
@@ -263,7 +277,7 @@ class PagePool:
     def invariants(self, sequences: Iterable[Sequence], pinned: Iterable[tuple[int, int]] = ()) -> None:
         """Raises AssertionError where the accounts of these sequences and of pinned (group, page) do not add up."""
         sequences, pinned = list(sequences), list(pinned)
-        slots = ([one for one in {s.slot, s.next_slot} if one >= 0] for s in sequences)
+        slots = ([one for one in {s.slot, s.next_slot, *s.row_slots} if one >= 0] for s in sequences)
         tables = [[s.tables[group] for s in sequences] for group in range(len(self.groups))] + [list(slots)]
         for group, pages in enumerate(self.units):
             uses = Counter(page for table in tables[group] for page in table if page >= 0)

@@ -138,7 +138,7 @@ class Scheduler:
         tokens: list[tuple[float, int]] = []  # next of each draft: (minus its probability, index of its sequence)
         for index, one in enumerate(running):
             request, draft = one.request, Draft([], 0.0)
-            if request.drafter is not None and self.pool.slots is None:  # states in slots cannot go back
+            if request.drafter is not None:
                 left = min(request.max_tokens - one.answer, self.limits.context - len(one.tokens)) - 1
                 draft = request.drafter.propose(one.tokens)
                 draft = draft if len(draft.tokens) <= left else Draft(draft.tokens[: max(0, left)], draft.rate)
@@ -165,8 +165,13 @@ class Scheduler:
 
     def _plan_answers(self, step: Step) -> None:
         """Plan a row, and a draft, of each running sequence."""
-        limit = self.limits.recompute_above
+        limit, slots = self.limits.recompute_above, self.pool.slots
+        # Each answer needs a slot at least, before any token of a draft has one.
+        room = 0 if slots is None else max(0, self.pool.available(len(self.pool.groups)) - len(self.admission.running))
         for sequence in filter(self._ready, list(self.admission.running)):
+            if slots is not None:
+                sequence.draft = sequence.draft[:room]
+                room -= len(sequence.draft)
             if limit is not None and len(sequence.tokens) + len(sequence.draft) > limit >= sequence.decode_from:
                 sequence.draft = []  # whose rows would have other frequencies
             while sequence.state is State.RUNNING and not self.tree.reserve(sequence, 1 + len(sequence.draft)):
@@ -296,14 +301,16 @@ class Scheduler:
             at += logits
             if sequence.state is not State.ENDED:
                 sequence.draft = []
-                kept = accepted(draft, got) if draft else got
+                kept, rows = accepted(draft, got) if draft else got, len(tokens) - len(draft)
                 if kept[:1] == [NOT_DRAWN]:
                     kept = []
-                    self.pool.repeat(sequence, len(tokens) - len(draft))
-                else:
-                    self.pool.advance(sequence, len(tokens) - len(draft))
+                    self.pool.repeat(sequence, rows)
                 if draft and kept:
                     self._count_draft(sequence, len(draft), len(kept) - 1)
+                if kept or not got:
+                    kept = sequence.push(kept, self.limits.context)
+                    of_draft = max(0, len(kept) - 1)
+                    self.pool.advance(sequence, rows + of_draft, of_draft, len(draft))
                 self._got(sequence, kept, events, now)
                 if draft:
                     self.pool.truncate(sequence, sequence.computed)
@@ -334,7 +341,7 @@ class Scheduler:
                 if token != NOT_DRAWN and (one is sequence or self.admission.fork(sequence, one))
             ]
             for one, token in started:
-                self._got(one, (token,), events, now)
+                self._got(one, one.push((token,), self.limits.context), events, now)
             if late:
                 sequence.computed -= 1
                 self._got(sequence, (), events, now)
@@ -348,22 +355,14 @@ class Scheduler:
             sequence.request.drafter.checked(drafted, right)
 
     def _got(self, sequence: Sequence, tokens: abc.Sequence[int], events: list[Event], now: float) -> None:
-        """Append sampled tokens to a computed sequence; all but the last of them are computed too."""
-        pushed: list[int] = []
-        for token in tokens:
-            sequence.push(token, self.limits.context)
-            pushed.append(token)
-            if sequence.finish is not None:
-                break
-        if len(pushed) > 1:
-            sequence.computed += len(pushed) - 1
+        """Follow up on rows of a sequence that were computed, and on its new tokens."""
         if sequence.computed // PAGE > sequence.shared:
             self.tree.add(sequence)
             self.tree.checkpoint(sequence)
         self.pool.slide(sequence)
-        if pushed:
-            self.totals.answer_tokens += len(pushed)
-            events.append(Event(sequence, pushed, sequence.finish))
+        if tokens:
+            self.totals.answer_tokens += len(tokens)
+            events.append(Event(sequence, list(tokens), sequence.finish))
         if sequence.finish is not None:
             self._ends.append(now)
             self.admission.end(sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections import abc
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -104,6 +105,7 @@ class Sequence:
     kept_from   by group, the first page that has not been left behind
     slot        where the states after the computed tokens are, -1: before the first token, or a model without slots
     next_slot   where the running step writes them, -1: there is none
+    row_slots   where it writes those after each row of a draft but the last
     checkpoint  the last one that this sequence left in the prefix tree
     node        the deepest node of the prefix tree that this sequence uses, at depth `shared`
     cached      tokens of the prompt that were found when the request was first admitted
@@ -123,6 +125,7 @@ class Sequence:
     computed: int = 0
     slot: int = -1
     next_slot: int = -1
+    row_slots: list[int] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
     node: Node | None = None
     shared: int = 0
@@ -165,14 +168,19 @@ class Sequence:
         """The length that RoPE's frequencies at this position follow: of the whole prompt, or up to the token."""
         return max(self.decode_from, position + 1)
 
-    def push(self, token: int, context: int) -> None:
-        """Append a sampled token; sets `finish` if it ends the answer."""
-        self.tokens.append(token)
-        request = self.request
-        if token in request.stop_ids:
-            self.finish = Finish.STOP
-        elif self.answer >= request.max_tokens or (len(self.tokens) >= context and not request.shifts):
-            self.finish = Finish.LENGTH
+    def push(self, tokens: abc.Sequence[int], context: int) -> list[int]:
+        """Append sampled tokens, up to one that ends the answer, which sets `finish` -> those appended."""
+        request, pushed = self.request, list[int]()
+        for token in tokens:
+            self.tokens.append(token)
+            pushed.append(token)
+            if token in request.stop_ids:
+                self.finish = Finish.STOP
+            elif self.answer >= request.max_tokens or (len(self.tokens) >= context and not request.shifts):
+                self.finish = Finish.LENGTH
+            if self.finish is not None:
+                break
+        return pushed
 
     def shift(self, context: int) -> bool:
         """Drop tokens if the context is full; whether it was. The caller must recompute the remaining tokens."""

@@ -32,13 +32,15 @@ def ruled(shape: DeltaShape, parts: list[Part], numbers: list[Array]) -> tuple[A
     for part in parts:
         size = (heads, shape.key_dim, shape.value_dim)
         s = state[part.read].reshape(size) if part.read >= 0 else np.zeros(size)
+        slots = dict(zip(range(row, row + part.rows), (*part.drafts, -1)))
+        slots[row + part.rows - 1] = part.write
         for i in range(row, row + part.rows):
             s = s * decay[i][:, None, None]
             correction = beta[i][:, None] * (v[i] - np.einsum("hi,hij->hj", k[i], s))
             s = s + k[i][:, :, None] * correction[:, None]
             y.append(np.einsum("hi,hij->hj", q[i], s).ravel() * shape.key_dim**-0.5)
-        if part.write >= 0:
-            after[part.write] = s.ravel()
+            if (slot := slots.get(i, -1)) >= 0 and not (shape.many and i + 1 < row + part.rows):
+                after[slot] = s.ravel()
         row += part.rows
     return np.stack(y), after
 

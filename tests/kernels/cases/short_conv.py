@@ -14,11 +14,12 @@ SLOTS = 6
 
 
 class Part(NamedTuple):
-    """Rows of a sequence in a step, and its slots."""
+    """Rows of a sequence in a step, and its slots. `drafts`: those for the states after its first rows."""
 
     rows: int
     read: int = -1
     write: int = -1
+    drafts: tuple[int, ...] = ()
 
 
 STEPS: dict[str, list[Part]] = {
@@ -26,6 +27,7 @@ STEPS: dict[str, list[Part]] = {
     "first-row": [Part(1, write=2)],
     "in-place": [Part(1, 3, 3)],
     "nowhere": [Part(2, 1)],
+    "drafts": [Part(3, 5, 5, (0, 1)), Part(1, 2, 2), Part(2, write=4), Part(6, 3, 3, (-1,))],
     "decode": [Part(1, 1, 1), Part(1, write=4), Part(1, 0, 5), Part(1, 3, 3)],
     "many-rows": [Part(37, 2, 4), Part(20, write=0)],
 }
@@ -40,6 +42,9 @@ def step_of(parts: list[Part]) -> Array:
         s.ROW_BEGIN: np.cumsum([0, *rows]),
         s.SLOT_READ: [part.read for part in parts],
     }
+    if any(part.drafts for part in parts):
+        slots = (part.drafts + (-1,) * (part.rows - len(part.drafts)) for part in parts)
+        arrays[s.SLOT_OF_ROW] = np.concatenate(list(slots))
     numbers = [np.zeros(s.HEADER)]
     numbers[0][[s.SEQUENCES, s.ROWS]] = len(parts), sum(rows)
     for key, array in arrays.items():
@@ -69,6 +74,9 @@ def convolved(shape: ConvShape, parts: list[Part], x: Array, weight: Array, *oth
         sizes.append(np.abs(windows * weight).sum(axis=2))
         if part.write >= 0:
             after[part.write] = inputs[part.rows :].ravel()
+        for row, slot in enumerate(part.drafts, 1):
+            if slot >= 0:
+                after[slot] = inputs[row : row + shape.kept].ravel()
         begin += part.rows
     y, size = np.concatenate(outputs), np.concatenate(sizes)
     y, size = y + sum(bias), size + np.abs(sum(bias))

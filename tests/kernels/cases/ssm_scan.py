@@ -34,11 +34,13 @@ def _scanned(
         own = np.zeros(sizes)
         if part.read >= 0:
             own = state[part.read].reshape(blocks).swapaxes(1, 2).reshape(sizes)
+        slots = dict(zip(range(row, row + part.rows), (*part.drafts, -1)))
+        slots[row + part.rows - 1] = part.write
         for i in range(row, row + part.rows):
             own = own * decay[i] + (dt[i][:, None] * x[i])[:, :, None] * b[i][:, None]
             y[i] = (own * c[i][:, None]).sum(axis=2) + skip[:, None] * x[i]
-        if part.write >= 0:
-            after[part.write] = own.reshape(shape.blocks, shape.lanes, shape.state_size).swapaxes(1, 2).ravel()
+            if (slot := slots.get(i, -1)) >= 0:
+                after[slot] = own.reshape(shape.blocks, shape.lanes, shape.state_size).swapaxes(1, 2).ravel()
         row += part.rows
     return [y.reshape(len(x), -1), after]
 

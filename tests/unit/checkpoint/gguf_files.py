@@ -88,10 +88,19 @@ def write_gguf(
             writer.add_array(f"xielu.{key}", np.concatenate(numbers).tolist())
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in _joined(_stacked(source, family)) if joined else _stacked(source, family):
-        both = (name, name.removeprefix("transformer."))  # the conversion of BLOOM leaves the prefix out
+        both: tuple[str, ...] = (
+            name,
+            name.removeprefix("transformer."),
+        )  # the conversion of BLOOM leaves the prefix out
+        for suffix, there in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
+            if name.endswith(suffix):
+                both = ()
+                writer.add_tensor(f"blk.{name.split('.')[2]}.{there}.scale", values)
+        if not both:
+            continue
         renamed = next(filter(None, (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in both)), None)
         assert renamed is not None, name
-        renamed += ".weight" if name.endswith("sinks") else ""
+        renamed += ".weight" if name.endswith(("sinks", "layer_scalar")) else ""
         if fused and "ffn_gate_exps" in renamed:
             gate = values
             continue
@@ -182,7 +191,7 @@ def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
     """`gate`: the matrix of an MLP whose width is not in config.json."""
     heads, kind = config.get("num_attention_heads", 1), config["model_type"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    head_dim = _head_dim(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     drafts = config.get("num_nextn_predict_layers", 0)
@@ -216,14 +225,18 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_clamp_kqv(config["attn_config"]["clip_qkv"] or 0.0)
     if config.get("use_parallel_residual") is not None:
         writer.add_parallel_residual(config["use_parallel_residual"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if rank := config.get("kv_lora_rank"):
+        _add_latent_sizes(writer, config, rank)
+    else:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     if count := expert_count(config):
         writer.add_expert_count(count)
-        writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
+        used = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+        writer.add_expert_used_count(next(config[name] for name in used if config.get(name)))
         if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "jamba", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    score = "sigmoid" if kind in ("glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe") else ""
+    score = "sigmoid" if kind in ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe") else ""
     if score := config.get("expert_selection_fn", score):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType[score.upper()])
     if kind == "cohere2_moe":
@@ -245,6 +258,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         "afmoe",
     ):
         writer.add_sliding_window(config.get("sliding_window") or 0)
+    if kind == "gemma4_text":
+        _add_gemma4(writer, config)
     if kind in ("exaone4", "olmo3", "cohere2_moe"):
         writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
     for field, add in (
@@ -278,6 +293,51 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
             add(config[field])
 
 
+def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Sizes by layer replace those that were added before."""
+    slides = [one == "sliding_attention" for one in config["layer_types"]]
+    full = config["per_layer_config"][str(slides.index(False))]
+    shared, count, width = config["num_kv_shared_layers"], len(slides), config["intermediate_size"]
+    heads = [
+        config["num_key_value_heads"] if one else full.get("num_key_value_heads", config["num_key_value_heads"])
+        for one in slides
+    ]
+    wide = [width * (1 + (config["use_double_wide_mlp"] and i >= count - shared)) for i in range(count)]
+    for key in ("attention.head_count_kv", "feed_forward_length", "attention.key_length", "attention.value_length"):
+        del writer.kv_data[0][f"gemma4.{key}"]
+    writer.add_head_count_kv(heads)
+    writer.add_feed_forward_length(wide)
+    writer.add_key_length(full["head_dim"])
+    writer.add_value_length(full["head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+
+
+def _head_dim(config: dict[str, Any]) -> int:
+    """Dimensions of a head, or of what rope rotates in latent attention."""
+    heads = config.get("num_attention_heads", 1)
+    return int(config.get("qk_rope_head_dim") or config.get("head_dim") or config["hidden_size"] // heads)
+
+
+def _add_latent_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], rank: int) -> None:
+    """Those of cached keys and values beside those of heads; MiniCPM 3's conversion knows only the latter."""
+    whole = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    if config["model_type"] == "minicpm3":
+        writer.add_key_length(whole)
+        return
+    writer.add_key_length(rank + config["qk_rope_head_dim"])
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(whole)
+    writer.add_value_length_mla(config["v_head_dim"])
+
+
 def _scan_sizes(config: dict[str, Any]) -> dict[str, int]:
     """What Mamba-2 blocks are made of, by llama.cpp's names, from the fields that families have."""
     fields = {
@@ -295,7 +355,8 @@ def _scan_sizes(config: dict[str, Any]) -> dict[str, int]:
 def expert_count(config: dict[str, Any]) -> int:
     """The number of a layer's experts, 0 in models without."""
     names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    return next((config[name] for name in names if name in config), 0)
+    stated = [config[name] for name in names if config.get(name) and config.get("enable_moe_block", True)]
+    return stated[0] if stated else 0
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -303,17 +364,23 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     local = table.get("sliding_attention")
     table = table.get("full_attention", table)
     theta = table.get("rope_theta", config.get("rope_theta", 10000.0))
-    head_dim = config.get("head_dim") or config["hidden_size"] // config.get("num_attention_heads", 1)
+    head_dim = _head_dim(config)
     partial = config.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
     rotated = int(head_dim * partial)
+    kind = table.get("rope_type", table.get("type", "default"))
+    if kind == "proportional":
+        head_dim = rotated = config["per_layer_config"][str(config["layer_types"].index("full_attention"))]["head_dim"]
+        divisors = np.where(np.arange(head_dim // 2) < int(head_dim * partial / 2), 1, 1e30)
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
     writer.add_rope_freq_base(theta)
     writer.add_rope_dimension_count(rotated)
     if local is not None:
         writer.add_rope_freq_base_swa(local["rope_theta"])
-    kind = table.get("rope_type", table.get("type", "default"))
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(table["factor"])
+    if config.get("kv_lora_rank") and table.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * table["mscale_all_dim"])
     if (beta := table.get("llama_4_scaling_beta")) is not None:
         writer.add_attn_temperature_scale(beta)
         writer.add_rope_scaling_yarn_log_mul(table["mscale_all_dim"])
@@ -363,6 +430,12 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             if parts[parts.index("experts") + 1] == "0":
                 numbered = name.replace("experts.0.", "experts.{}.")
                 stacked = np.stack([source.read(numbered.format(i)) for i in range(count)])
+                if kind == "gemma4_text" and parts[-2] != "down_proj":
+                    if parts[-2] == "gate_proj":
+                        up = [source.read(numbered.replace("gate_proj", "up_proj").format(i)) for i in range(count)]
+                        fused = np.concatenate([stacked, np.stack(up)], axis=1)
+                        yield name.replace("experts.0.gate_proj", "experts.gate_up_proj"), fused
+                    continue
                 name = name.replace("backbone", "model").replace("mixer", "mlp")
                 yield (
                     f"layers.{parts[2]}.feed_forward.experts.{parts[-2]}.weight"
@@ -391,6 +464,15 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
+        if parts[-2] in ("k_b_proj", "v_b_proj"):
+            values = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+            if kind == "minicpm3" and parts[-2] == "k_b_proj":
+                others = source.read(name.replace("k_b_proj", "v_b_proj"))
+                rows = [values.swapaxes(1, 2), others.reshape(len(values), -1, others.shape[1])]
+                name, values = name.replace("k_b_proj", "kv_b_proj"), np.concatenate(rows, axis=1)
+                values = values.reshape(-1, values.shape[2])
+            elif kind == "minicpm3":
+                continue
         if name.endswith("A_log"):
             values = -np.exp(values)
         if parts[-1] in ("A_log", "D") and _scan_sizes(config)["group_count"]:
@@ -402,4 +484,4 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
         if kind.startswith("granite"):
             name = name.replace(".shared_mlp.", ".mlp.shared_expert.")
         name = name.replace("correction_bias", "correction.bias").replace("expert_bias", "expert_bias.bias")
-        yield name, values.squeeze(0) if len(values) == 1 else values
+        yield name, values.squeeze(0) if len(values) == 1 and values.ndim > 1 else values

@@ -26,7 +26,9 @@ from tir_schedules.step_layout import (
     PLACE,
     POSITION,
     ROW_BEGIN,
+    ROWS,
     SEQUENCES,
+    SLOT_OF_ROW,
     SLOT_READ,
     SLOT_WRITE,
     TABLE_BEGIN,
@@ -70,7 +72,10 @@ class Memory:
         reads, writes = (
             step[step[at] : step[at] + step[SEQUENCES] * bool(self.slots)] for at in (SLOT_READ, SLOT_WRITE)
         )
-        assert len(set(writes)) == len(writes) and all(0 <= slot < len(self.slots) for slot in writes)
+        of_rows = step[step[SLOT_OF_ROW] :] if step[SLOT_OF_ROW] else []
+        extra = [slot for slot in of_rows[: step[ROWS]] if slot >= 0]
+        assert len({*writes, *extra}) == len(writes + extra) and all(0 <= slot < len(self.slots) for slot in writes)
+        assert not {*extra} & {*reads}
         assert all(slot not in reads or reads.index(slot) == s == len(reads) - 1 - reads[::-1].index(slot)
                    for s, slot in enumerate(writes)), "no sequence writes what another one reads"  # fmt: skip
         for s in range(step[SEQUENCES]):
@@ -90,6 +95,8 @@ class Memory:
                 assert step[step[PLACE] + row] == step[tables[0] + position // PAGE] * PAGE + position % PAGE
                 assert not self.slots or state == (seen[0][-1] if position and seen[0] else roots[s])
                 state = made
+                if of_rows and of_rows[row] >= 0:
+                    self.slots[of_rows[row]] = state
                 digests.append(made)
             if writes:
                 self.slots[writes[s]] = state

@@ -200,10 +200,13 @@ def test_a_machine_that_is_slow_at_times_does_not_choose_the_length(running: int
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
-@pytest.mark.parametrize("groups", [(PageGroup(256),), (PageGroup(30),), (PageGroup(100), PageGroup(40, 40))])
-def test_answers_are_the_same_with_drafts(rate: float, groups: tuple[PageGroup, ...]) -> None:
+@pytest.mark.parametrize("groups, slots", [
+    ((PageGroup(256),), 0), ((PageGroup(30),), 0), ((PageGroup(100), PageGroup(40, 40)), 0), ((PageGroup(60),), 40),
+    ((PageGroup(30),), 20),
+])  # fmt: skip
+def test_answers_are_the_same_with_drafts(rate: float, groups: tuple[PageGroup, ...], slots: int) -> None:
     rng = random.Random(0)
-    simulation, oracles, sequences = Simulation(groups, LIMITS), [], []
+    simulation, oracles, sequences = Simulation(groups, LIMITS, slots=slots, redraws=False), [], []
     for number in range(12):
         prompt = words(rng, rng.randint(1, 120))
         expected = answer_to(prompt, groups)

@@ -23,7 +23,7 @@ from tir_schedules.step import Step, step_argument
 
 
 def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -> tirx.PrimFunc:
-    """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, D].
+    """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
     Some rows of the step alone have their numbers in `rows` i32[n] after the pages. Heads with sinks have their logits
     in an argument before `out`, f32[heads].

@@ -89,18 +89,18 @@ class BlockPart:
 class Rows:
     """The softmax state of `rows` query rows, and the emitters that fold keys into it.
 
-    Buffers, all float32: q [row tile][D][rows of the tile], scaled; p [groups][rows][64]; out [rows, D];
+    Buffers, all float32: q [row tile][D][rows of the tile], scaled; p [groups of V][rows][64]; out [rows, v_dim];
     top and alpha [rows]; sums [rows, 16] by lane.
     """
 
     def __init__(self, shape: AttentionShape, rows: int, tiles: Tiles, scaled: bool) -> None:
         self.shape, self.rows, self.tiles = shape, rows, tiles
         self.segments = tiles.segments(rows)
-        self.groups = shape.scale_groups if scaled else 0
+        self.groups, self.v_groups = (shape.scale_groups, shape.v_scale_groups) if scaled else (0, 0)
         self.padded = -(-rows // 16) * 16
         self.q = scratch(rows * shape.head_dim)
-        self.p = scratch(max(1, self.groups) * rows * BLOCK)
-        self.out = scratch(rows * shape.head_dim)
+        self.p = scratch(max(1, self.v_groups) * rows * BLOCK)
+        self.out = scratch(rows * shape.v_dim)
         self.top, self.alpha, self.next = scratch(self.padded), scratch(self.padded), scratch(self.padded)
         self.sums = scratch(rows * 16)
 
@@ -124,13 +124,9 @@ class Rows:
             store(self.next, v * 16, splat(LOWEST, 16), 16)
         with I.serial(0, self.rows) as r:
             store(self.sums, r * 16, splat(0.0, 16), 16)
-            with I.serial(0, self.shape.head_dim // self.shape.lanes) as i:
-                store(
-                    self.out,
-                    r * self.shape.head_dim + i * self.shape.lanes,
-                    splat(0.0, self.shape.lanes),
-                    self.shape.lanes,
-                )
+            with I.serial(0, self.shape.v_dim // self.shape.lanes) as i:
+                at = r * self.shape.v_dim + i * self.shape.lanes
+                store(self.out, at, splat(0.0, self.shape.lanes), self.shape.lanes)
 
     def load_query(self, Q: Buffer, source: Callable[[Expr], Expr], scale: Expr, used: Expr | None = None) -> None:
         """q of row r = scaled Q[source(r) : source(r) + D]; rows past `used` are zero."""
@@ -230,13 +226,15 @@ class Rows:
                 score = read(self.p, r * BLOCK + i * PAGE, 16)
                 if self.shape.softcap:
                     score = self._cap(score)
+                if keys.biases is not None:
+                    score = score + keys.biases(r, i) * splat(LOG2E, 16)
                 if seen is not None:
                     first, last = seen(r)
                     index = I.ramp(i * PAGE, 1, 16)
                     inside = I.And(index >= I.broadcast(first, 16), index <= I.broadcast(last, 16))
                     score = I.Select(inside, score, splat(MASKED, 16))
                 scores.append(value(score))
-                if self.shape.softcap or seen is not None:
+                if self.shape.softcap or seen is not None or keys.biases is not None:
                     store(self.p, r * BLOCK + i * PAGE, scores[-1], 16)
             put(self.next, r, I.max(self.top[r], largest(functools.reduce(I.max, scores), 16)))
         with I.serial(0, (rows + 15) // 16) as v:
@@ -248,7 +246,7 @@ class Rows:
             scaled = read(self.sums, r * 16, 16) * splat(self.alpha[r], 16)
             store(self.sums, r * 16, scaled + functools.reduce(operator.add, weights), 16)
             for i, weight in enumerate(weights):
-                for g in range(max(1, self.groups)):
+                for g in range(max(1, self.v_groups)):
                     factor = weight if keys.scale is None else weight * load(keys.scales, keys.scale(i, g, 1), 16)
                     store(self.p, (g * self.rows + r) * BLOCK + i * PAGE, factor, 16)
 
@@ -267,10 +265,10 @@ class Rows:
 
     def _weigh(self, keys: Keys, row: Expr, size: int, reach: tuple[Expr, Expr] | None = None) -> None:
         """out[row : row + size] = alpha out + p V, of keys reach[0] ... reach[1] - 1 of the block; None: all."""
-        dim, lanes = self.shape.head_dim, self.shape.lanes
-        group_vectors = dim // max(1, self.groups) // lanes
+        dim, lanes = self.shape.v_dim, self.shape.lanes
+        group_vectors = dim // max(1, self.v_groups) // lanes
         width = max(1, min(group_vectors, 4, self.tiles.accumulators // size))
-        for g in range(max(1, self.groups)):
+        for g in range(max(1, self.v_groups)):
             for begin in range(0, group_vectors, width):
                 vectors = range(begin, min(begin + width, group_vectors))
                 acc = {(r, v): scratch(lanes) for r in range(size) for v in vectors}

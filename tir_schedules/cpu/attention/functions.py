@@ -23,6 +23,7 @@ from tir_schedules.rule import Knobs, NamedRule, hand_written
 from tir_schedules.step import ATTEND
 
 FEW = Tiles()
+LATENT = Tiles(max_rows=6)  # many heads share a key: rows by 4 pages
 # Each task brings keys to float32 itself, so many rows share them.
 MANY = Tiles(16, 4, task_rows=128)
 
@@ -40,13 +41,15 @@ def page_functions(
     """
     attending = {
         **({} if shape.queries_only else {"store_pages": store_pages(shape)}),
-        "attend_few": attend_few(shape, scale, window, FEW),
+        **(
+            {} if shape.distances else {"attend_few": attend_few(shape, scale, window, LATENT if shape.latent else FEW)}
+        ),
         "attend_many": attend_many(shape, scale, window, MANY, bidirectional),
     }
     rotating = {}
     if shape.rotated_dims:
-        rotating["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.row_heads)
-        rotating["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads)
+        rotating["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.row_heads, shape.head_dim)
+        rotating["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads, shape.v_dim)
     facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
     return by_hand(attending, "", **facts) | by_hand(rotating, "", **shape.facts)
 
@@ -56,7 +59,7 @@ def attention_tiles(op: Op, knobs: Knobs) -> Tiles:
     names = {"max_rows": "attention_rows"}
     if op.kind == "attend_few":
         names |= {"accumulators": "attention_accumulators", "part_pages": "attention_pages"}
-        return replace(FEW, **chosen(names, knobs))
+        return replace(LATENT if op.facts.get("latent") else FEW, **chosen(names, knobs))
     tiles = replace(MANY, **chosen(names | {"task_rows": "attention_task_rows"}, knobs))
     return replace(tiles, accumulators=tiles.max_rows * BLOCK_PAGES)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, put
-from tir_schedules.cpu.attention.flash import LOWEST, Rows, Tiles, with_sink
-from tir_schedules.cpu.attention.keys import BLOCK_PAGES, page_keys, walk
+from tir_schedules.cpu.attention.flash import LOWEST, Rows, Seen, Tiles, with_sink
+from tir_schedules.cpu.attention.keys import BLOCK_PAGES, Keys, Panels, page_keys, walk
 from tir_schedules.cpu.attention.pages import AttentionShape, Pages
 from tir_schedules.cpu.vectors import exp2, read, scratch, splat, store, total, value
 from tir_schedules.paged import PAGE
@@ -80,11 +80,11 @@ def attend_in_parts(
     shape: AttentionShape, tiles: Tiles, row_keys: RowKeys, window: int, queries: Queries, sinks: Sequence[Buffer],
     Out: Buffer,
 ) -> None:  # fmt: skip
-    """Attention of all rows: Out f32[count, heads, D]. Runs in parallel over parts of the keys, rows and KV heads.
+    """Attention of all rows: Out f32[count, heads, v_dim]. Runs in parallel over parts of the keys, rows and KV heads.
 
     `sinks`: none, or logits f32[heads].
     """
-    heads, kv_heads, dim, group, batch = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.group, queries.count
+    heads, kv_heads, dim, group, batch = shape.num_heads, shape.num_kv_heads, shape.v_dim, shape.group, queries.count
     key_split = _KeySplit(row_keys.step, window, tiles.part_pages, max(1, _MAX_PARTS // kv_heads))
     count = key_split.count(batch)
     part_out = scratch(key_split.max_parts * batch * heads * dim)
@@ -94,7 +94,7 @@ def attend_in_parts(
         keys, oldest, first, share = key_split.span(b)
         begin = value(first + part * share)
         end = value(I.min(begin + share, (keys + PAGE - 1) // PAGE))
-        state = Rows(shape, group, tiles, scaled=True)
+        state = Rows(shape, group, tiles, scaled=not shape.latent)
         state.begin()
         state.load_query(queries.buffer, lambda r: queries.at(b, h, r), queries.scale)
         _attend_part(row_keys, state, (b, h), (begin, end), keys, oldest)
@@ -112,6 +112,13 @@ def _attend_part(
 ) -> None:
     """Attention of `state` over a part of the pages. `item`: row and KV head; `part`: first page, end."""
     (b, h), (begin, end) = item, part
+    panels = Panels(row_keys.pages.shape) if row_keys.pages.shape.latent else None
+
+    def fold(found: Keys, seen: Seen | None) -> None:
+        if panels is None:
+            return state.attend(found, seen)
+        panels.widen(found)  # once for all heads
+        state.attend(panels.keys(len(found.k), found.valid), seen)
 
     def whole(p: Expr) -> Expr:
         return I.And((p + BLOCK_PAGES) * PAGE <= keys, p * PAGE >= oldest)
@@ -122,12 +129,12 @@ def _attend_part(
         next_p = value(I.Select(last, begin, p + BLOCK_PAGES))
         ahead = [row_keys.page(b, I.min(next_p + i, end - 1)) for i in range(BLOCK_PAGES)]
         where = [row_keys.page(b, p + i) for i in range(BLOCK_PAGES)]
-        state.attend(page_keys(row_keys.pages, where, h, None, (ahead, value(h + I.cast(last, "int32")))), None)
+        fold(page_keys(row_keys.pages, where, h, None, (ahead, value(h + I.cast(last, "int32")))), None)
 
     def page(p: Expr) -> None:
         valid = value(I.min(keys - p * PAGE, PAGE))
         page = page_keys(row_keys.pages, [row_keys.page(b, p)], h, valid)
-        state.attend(page, lambda r: (oldest - p * PAGE, valid - 1))
+        fold(page, lambda r: (oldest - p * PAGE, valid - 1))
 
     walk(begin, end, whole, block, page)
 
@@ -142,7 +149,7 @@ def _merge_parts(
 ) -> None:
     """Out of all heads from `count` parts: sums of values, largest scores, and sums of weights."""
     part_out, part_top, part_sum = parts
-    lanes, dim, rows = shape.lanes, shape.head_dim, batch * shape.num_heads
+    lanes, dim, rows = shape.lanes, shape.v_dim, batch * shape.num_heads
 
     def head(row: Expr) -> None:
         sums = [scratch(lanes) for _ in range(dim // lanes)]

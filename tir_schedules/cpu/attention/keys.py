@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.cpu.attention.pages import AttentionShape, Pages
-from tir_schedules.cpu.vectors import load, load_packed, prefetch, scratch, splat, store, value
+from tir_schedules.cpu.vectors import load, load_packed, prefetch, read, scratch, splat, store, turned, value
 from tir_schedules.paged import PAGE
 
 BLOCK_PAGES = 4
@@ -23,7 +23,7 @@ class Keys:
 
     `scales` at `scale(i, g, of_v)` has the 16 of group g of page i; None for elements without scales.
     `fetch(i, j, of_v)` asks for the cache line, of `line` elements, with element j of page i one block further. Only
-    the first `valid` slots of a page hold values; None: all.
+    the first `valid` slots of a page hold values; None: all. `biases(r, i)` is added to the scores of row r and page i.
     """
 
     k_elements: Buffer
@@ -36,6 +36,7 @@ class Keys:
     line: int = 16
     valid: Expr | None = None
     packed: int = 1
+    biases: Callable[[Expr, int], Expr] | None = None
 
     def k_rows(self, i: int, row: Expr) -> list[Expr]:
         """K of 16 slots in the `packed` dimensions from row * packed on."""
@@ -52,7 +53,8 @@ def page_keys(
     pages: Pages, where: list[Expr], head: Expr, valid: Expr | None, ahead: tuple[list[Expr], Expr] | None = None
 ) -> Keys:
     """Keys and values of a head in some pages, as they are stored; `ahead`: pages and head to ask for meanwhile."""
-    k, v = [value(pages.k(page, head)) for page in where], [value(pages.v(page, head)) for page in where]
+    k = [value(pages.k(page, head)) for page in where]
+    v = [] if pages.shape.latent else [value(pages.v(page, head)) for page in where]
 
     scale = None
     if pages.scales is not None:
@@ -63,7 +65,8 @@ def page_keys(
 
     fetch = None
     if ahead is not None:
-        begin = [[value(at(page, ahead[1])) for page in ahead[0]] for at in (pages.k, pages.v)]
+        parts = (pages.k,) if pages.shape.latent else (pages.k, pages.v)
+        begin = [[value(at(page, ahead[1])) for page in ahead[0]] for at in parts]
 
         def fetch(i: int, j: Expr, of_v: int) -> None:
             prefetch(pages.elements, begin[of_v][i] + j)
@@ -88,23 +91,63 @@ def walk(
                 put(at, 0, p + 1)
 
 
-def widen(shape: AttentionShape, source: Keys, panel_k: Buffer, panel_v: Buffer, to: Expr) -> None:
-    """The K and V of some pages as float32 in panels, page after page from page `to` of them on."""
-    dim, lanes, groups = shape.head_dim, shape.lanes, max(1, shape.scale_groups)
-    packed, depth = source.packed, dim // groups
-    stored = depth // packed
-    for i, v in enumerate(source.v):
+class Panels:
+    """Room for the K and V of a block of pages as float32: `keys` are where `widen` puts them, page after page."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+        self.k, self.v = scratch(BLOCK * shape.head_dim), scratch(BLOCK * shape.v_dim)
+
+    def keys(self, pages: int = BLOCK_PAGES, valid: Expr | None = None) -> Keys:
+        """The keys of the first `pages`."""
+        k, v = ([i * PAGE * dim for i in range(pages)] for dim in (self.shape.head_dim, self.shape.v_dim))
+        return Keys(self.k, self.v, k, v, valid=valid)
+
+    def widen(self, source: Keys, to: Expr = 0) -> None:
+        """The K and V of some pages become those from page `to` on."""
+        for i in range(len(source.k)):
+            self._widen_k(source, i, to + i)
+            if self.shape.latent:
+                self._turn(to + i)
+            else:
+                self._widen_v(source, i, to + i)
+
+    def _widen_k(self, source: Keys, i: int, to: Expr) -> None:
+        groups, packed = max(1, self.shape.scale_groups), source.packed
+        depth = self.shape.head_dim // groups
         with I.serial(0, groups) as g:
             scale = None if source.scale is None else value(load(source.scales, source.scale(i, g, 0), 16))
-            with I.serial(0, stored) as d:
-                for part, item in enumerate(source.k_rows(i, g * stored + d)):
+            with I.serial(0, depth // packed) as d:
+                for part, item in enumerate(source.k_rows(i, g * (depth // packed) + d)):
                     item = item if scale is None else item * scale
-                    store(panel_k, ((to + i) * dim + g * depth + d * packed + part) * PAGE, item, 16)
+                    store(self.k, (to * self.shape.head_dim + g * depth + d * packed + part) * PAGE, item, 16)
+                if source.fetch is not None:
+                    source.fetch(i, (g * (depth // packed) + d) * PAGE, 0)
+
+    def _widen_v(self, source: Keys, i: int, to: Expr) -> None:
+        dim, lanes, groups, packed = (
+            self.shape.v_dim,
+            self.shape.lanes,
+            max(1, self.shape.v_scale_groups),
+            source.packed,
+        )
+        depth = dim // groups
+        stored = depth // packed
         with I.serial(0, PAGE) as slot, I.serial(0, groups) as g:
             scale = None if source.scale is None else value(load(source.scales, source.scale(i, g, 1) + slot, 1))
             with I.serial(0, stored // lanes) as j:
                 at = slot * (dim // packed) + g * stored + j * lanes
-                for part, item in enumerate(load_packed(source.v_elements, v + at, lanes, packed)):
+                for part, item in enumerate(load_packed(source.v_elements, source.v[i] + at, lanes, packed)):
                     to_d = slot * dim + g * depth + part * stored + j * lanes
                     item = item if scale is None else item * splat(scale, lanes)
-                    store(panel_v, (to + i) * PAGE * dim + to_d, item, lanes)
+                    store(self.v, to * PAGE * dim + to_d, item, lanes)
+
+    def _turn(self, to: Expr) -> None:
+        """The first dimensions of K of a page, which are its V, with one token's after the other's."""
+        dim, k, v = self.shape.v_dim, to * PAGE * self.shape.head_dim, to * PAGE * self.shape.v_dim
+        with I.serial(0, dim // PAGE) as j:
+            rows = turned([value(read(self.k, k + (j * PAGE + d) * PAGE, PAGE)) for d in range(PAGE)])
+            for slot, row in enumerate(rows):
+                store(self.v, v + slot * dim + j * PAGE, row, PAGE)
+        with I.serial(dim // PAGE * PAGE, dim) as d, I.serial(0, PAGE) as slot:
+            put(self.v, v + slot * dim + d, self.k[k + d * PAGE + slot])

@@ -3,9 +3,9 @@
 The runtime owns the pages, as bytes; every function views them with their real dtypes. Queries and outputs are float32.
 
 A page holds 16 tokens. For each KV head it contains, one after another: K transposed, [head_dim, 16], so that one
-vector load has the same dimension of 16 keys; V, [16, head_dim]; and for q8 the scales of K and of V, float16
-[groups, 16] each. Of q4 an element is a byte of two codes, so that K is [head_dim / 2, 16] and V [16, head_dim / 2];
-`paged.py` says which two.
+vector load has the same dimension of 16 keys; V, [16, v_dim], unless it is `latent`; and for q8 the scales of K and of
+V, float16 [groups, 16] each. Of q4 an element is a byte of two codes, so that K is [head_dim / 2, 16] and V
+[16, v_dim / 2]; `paged.py` says which two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, Tensor
-from tir_schedules.paged import ITEM_BITS, PAGE, QUANTIZED, Heads, has_q4
+from tir_schedules.paged import BIAS_MARGIN, ITEM_BITS, PAGE, QUANTIZED, Heads, has_q4
 
 ACTIVATION_DTYPES = ("float32",)
 
@@ -34,8 +34,8 @@ class AttentionShape(Heads):
 
     @property
     def lanes(self) -> int:
-        """Lanes of a vector over the head dimension."""
-        return next(n for n in (16, 8, 4, 2, 1) if self.scale_dims // self.packed % n == 0)
+        """Lanes of a vector over the dimensions of V."""
+        return next(n for n in (16, 8, 4, 2, 1) if math.gcd(self.scale_dims, self.v_dim) // self.packed % n == 0)
 
     @property
     def stored(self) -> str:
@@ -62,14 +62,15 @@ class Pages:
         return (I.cast(page, "int64") * s.num_kv_heads + head) * (s.head_bytes // s.item_bytes)
 
     def v(self, page: Expr, head: Expr) -> Expr:
-        """Index of V[0, 0]; the elements of slot i are i * head_dim / packed further."""
+        """Index of V[0, 0]; the elements of slot i are i * v_dim / packed further."""
         return self.k(page, head) + PAGE * self.shape.head_dim // self.shape.packed
 
     def scale(self, page: Expr, head: Expr, of_v: int) -> Expr:
         """Index of the first scale of K (or V) in `scales`; that of group g and slot i is g * 16 + i further."""
         s = self.shape
         base = (I.cast(page, "int64") * s.num_kv_heads + head) * (s.head_bytes // 2)
-        return base + PAGE * s.head_dim // s.packed + of_v * PAGE * s.scale_groups
+        dims = s.head_dim + (0 if s.latent else s.v_dim)
+        return base + PAGE * dims // s.packed // 2 + of_v * PAGE * s.scale_groups
 
 
 def pages_tensor(shape: AttentionShape) -> Tensor:
@@ -87,8 +88,8 @@ def qkv_argument(shape: AttentionShape, rows: Expr) -> Tensor:
 
 
 def out_argument(shape: AttentionShape, rows: Expr) -> Tensor:
-    """The output of attention: float32[rows, num_heads, head_dim], as a vector."""
-    return _flat((rows, shape.num_heads, shape.head_dim))
+    """The output of attention: float32[rows, num_heads, v_dim], as a vector."""
+    return _flat((rows, shape.num_heads, shape.v_dim))
 
 
 def rows_argument(shape: AttentionShape, rows: Expr) -> dict[str, Tensor]:
@@ -99,6 +100,11 @@ def rows_argument(shape: AttentionShape, rows: Expr) -> dict[str, Tensor]:
 def sinks_argument(shape: AttentionShape) -> dict[str, Tensor]:
     """The argument `sinks` f32[num_heads] of functions that attend; none where heads have no sinks."""
     return {"sinks": Tensor((shape.num_heads,), "float32")} if shape.sinks else {}
+
+
+def biases_argument(shape: AttentionShape) -> dict[str, Tensor]:
+    """The argument `biases` f32[num_heads, n] as a vector; none where scores have no biases."""
+    return {"biases": _flat((shape.num_heads, 2 * shape.distances + BIAS_MARGIN))} if shape.distances else {}
 
 
 def _flat(dims: tuple[Expr, ...]) -> Tensor:

@@ -27,12 +27,13 @@ class QueryTile:
         return (self.row0 + r // group) * heads + self.head * group + r % group
 
     def begin(self, qkv: Buffer, scale: Expr) -> None:
+        shape = self.shape
         self.state.begin()
-        self.state.load_query(qkv, lambda r: self._at(r, self.shape.row_heads) * self.shape.head_dim, scale, self.used)
+        self.state.load_query(qkv, lambda r: self._at(r, shape.row_heads) * shape.head_dim, scale, self.used)
 
     def finish(self, sinks: Sequence[Buffer], out: Buffer) -> None:
         """out = weighted mean of values; `sinks`: none, or logits f32[heads]."""
-        dim, lanes, state = self.shape.head_dim, self.shape.lanes, self.state
+        dim, lanes, state = self.shape.v_dim, self.shape.lanes, self.state
         with I.serial(0, self.used) as r:
             head = self.head * self.shape.group + r % self.shape.group
             weight = with_sink(total(state.sums, r * 16, 16), state.top[r], sinks, head)

@@ -11,13 +11,13 @@ from tir_schedules.cpu.attention.store_pages import for_tokens
 from tir_schedules.cpu.vectors import read, scratch, splat, store, value
 
 
-def rotate(shape: AttentionShape, name: str, heads: int) -> tirx.PrimFunc:
+def rotate(shape: AttentionShape, name: str, heads: int, dim: int) -> tirx.PrimFunc:
     """x f32[n, heads, D] becomes x H.
 
     H is block-diagonal of Hadamard matrices of `rotated_dims` rows in Sylvester's order, divided by the root of that:
     orthogonal, symmetric, and its own inverse.
     """
-    n, dim = tirx.Var("n", "int64"), shape.head_dim
+    n = tirx.Var("n", "int64")
     arguments = {"x": Tensor((n, heads, dim), "float32", [(n * (heads * dim), "float32")])}
 
     def body(x: Buffer) -> None:

@@ -18,7 +18,7 @@ _MANY_TOKENS = 16
 
 
 def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
-    """qkv f32[n, heads + 2 kv_heads, D], step i32[k]: K and V of all rows to pages int8[P, page_bytes]."""
+    """qkv f32[n, row_heads, D], step i32[k]: K and V of all rows to pages int8[P, page_bytes]."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     n = tirx.Var("n", "int64")
     arguments = {
@@ -32,9 +32,10 @@ def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
             with I.If(step.stores(t)), I.Then():
                 page, slot = (value(x) for x in step.place(t))
                 with I.serial(0, kv_heads) as h:
-                    k = value((t * (heads + 2 * kv_heads) + heads + h) * dim)
+                    k = value((t * shape.row_heads + heads + h) * dim)
                     _store_k(shape, qkv, k, pages, page, slot, h)
-                    _store_v(shape, qkv, k + kv_heads * dim, pages, page, slot, h)
+                    if not shape.latent:
+                        _store_v(shape, qkv, k + kv_heads * dim, pages, page, slot, h)
 
         for_tokens(n, token)
 
@@ -55,13 +56,14 @@ def _store_k(shape: AttentionShape, qkv: Buffer, source: Expr, pages: Pages, pag
         lambda i, d, code: put(pages.elements, at + (i + d) * PAGE, code),
         lambda g, scale: put(pages.scales, first + g * PAGE, scale),
         shape,
+        shape.scale_groups,
         lambda d: (2 * d, 2 * d + 1),
     )
 
 
 def _store_v(shape: AttentionShape, qkv: Buffer, source: Expr, pages: Pages, page: Expr, slot: Expr, h: Expr) -> None:
     """A row of V [16, D]."""
-    at = value(pages.v(page, h) + slot * (shape.head_dim // shape.packed))
+    at = value(pages.v(page, h) + slot * (shape.v_dim // shape.packed))
     if pages.scales is None:
         _convert(qkv, source, pages.elements, at, shape)
         return
@@ -72,6 +74,7 @@ def _store_v(shape: AttentionShape, qkv: Buffer, source: Expr, pages: Pages, pag
         lambda i, d, code: put(pages.elements, at + i + d, code),
         lambda g, scale: put(pages.scales, first + g * PAGE, scale),
         shape,
+        shape.v_scale_groups,
         lambda d: (d, d + shape.scale_dims // 2),
     )
 
@@ -86,8 +89,8 @@ def for_tokens(count: Expr, body: Callable[[Expr], None]) -> None:
 
 
 def _convert(x: Buffer, source: Expr, elements: Buffer, target: Expr, shape: AttentionShape) -> None:
-    """elements[target:] = x[source : source + head_dim] in the dtype of pages."""
-    with I.serial(0, shape.head_dim // shape.lanes) as i:
+    """elements[target:] = x[source : source + v_dim] in the dtype of pages."""
+    with I.serial(0, shape.v_dim // shape.lanes) as i:
         item = read(x, source + i * shape.lanes, shape.lanes)
         store(elements, target + i * shape.lanes, I.cast(item, lanes_of(shape.stored, shape.lanes)), shape.lanes)
 
@@ -98,6 +101,7 @@ def _quantize(
     put_element: Callable[[Expr, Expr, Expr], None],
     put_scale: Callable[[Expr, Expr], None],
     shape: AttentionShape,
+    groups: int,
     pair: Callable[[Expr], tuple[Expr, Expr]],
 ) -> None:
     """One head's K or V of one token: put_element(i, d, element i + d), put_scale(g, scale of group g).
@@ -109,7 +113,7 @@ def _quantize(
         levels = (I.float32(-8), I.float32(7))
     top = I.alloc_buffer((1,), "int32" if shape.dtype == "q8" else "uint32")
     scale_of = _scale_of_q8 if shape.dtype == "q8" else _scale_of_q4
-    with I.serial(0, shape.scale_groups) as g:
+    with I.serial(0, groups) as g:
         begin = source + g * size
         scale = scale_of(x, begin, size, top)
         put_scale(g, scale)

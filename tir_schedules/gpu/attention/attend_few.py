@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Argument, Buffer, Expr, Tensor, function, put
 from tir_schedules.gpu.attention.decode import PartResults, merge_parts, store_mean, subgroups_of
-from tir_schedules.gpu.attention.decode_part import DecodePart, DecodeTile
+from tir_schedules.gpu.attention.decode_part import SHARED_BYTES, DecodePart, DecodeTile
 from tir_schedules.gpu.attention.key_part import heads_per_workgroup
 from tir_schedules.gpu.attention.key_split import KeySplit
 from tir_schedules.gpu.attention.pages import (
@@ -41,7 +41,7 @@ _PARTS = 32  # at most, of a row's keys, where the tile does not say how many wo
 
 
 def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTile = DecodeTile()) -> tirx.PrimFunc:
-    """qkv [n, row_heads, D], step i32[k], pages -> out [n, heads, D]: row i sees keys up to its position.
+    """qkv [n, row_heads, D], step i32[k], pages -> out [n, heads, v_dim]: row i sees keys up to its position.
 
     K and V of all rows are in pages already. `window`: how many keys a row sees, its own included; 0: all. Results of
     parts go to `values` and `sums`, f32 vectors of the sizes `shape.workspace`. Some rows of the step
@@ -58,6 +58,8 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
         "out": heads_argument(shape, n),
         **{name: Tensor((size,), "float32") for name, size in zip(("values", "sums"), shape.workspace)},
     }
+    while tile.shared_bytes(shape.group) > SHARED_BYTES:
+        tile = replace(tile, part=tile.part // 2)
     split = _split(shape, window, tile)
 
     def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:

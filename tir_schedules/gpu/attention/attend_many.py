@@ -34,7 +34,7 @@ def attend_many(
     use_mma: bool = False,
     bidirectional: bool = False,
 ) -> tirx.PrimFunc:
-    """qkv [n, row_heads, D], step i32[k], pages -> out [n, heads, D].
+    """qkv [n, row_heads, D], step i32[k], pages -> out [n, heads, v_dim].
 
     K and V of all rows are in pages already. A row sees the keys that are less than `window` positions before it (0:
     all), its own, and if `bidirectional` as many after it. Heads with sinks have their logits in an argument before

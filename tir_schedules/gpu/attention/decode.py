@@ -58,7 +58,7 @@ class PartResults:
 
     def value_at(self, b: Expr, head: Expr, d: Expr) -> Expr:
         """The index of an element of `values`."""
-        return self._row(b, head) * self.shape.head_dim + d
+        return self._row(b, head) * self.shape.v_dim + d
 
     def _row(self, b: Expr, head: Expr) -> Expr:
         return (self.part * self.batch + b - self.first) * self.shape.num_heads + head
@@ -123,7 +123,7 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool, tile: DecodeT
 def subgroups_of(shape: AttentionShape, tile: DecodeTile) -> int:
     """Subgroups of a workgroup: the most that shared memory allows. Software adapters gain nothing from a second."""
     count = 1 if shape.shuffled else tile.subgroups
-    while count > 1 and 4 * count * heads_per_workgroup(shape) * (shape.head_dim + 2) > SHARED_BYTES:
+    while count > 1 and 4 * count * heads_per_workgroup(shape) * (shape.v_dim + 2) > SHARED_BYTES:
         count //= 2
     return count
 
@@ -144,7 +144,7 @@ def merge_parts(
     A row is (b - first, head), of `batch` queries b from `first` on; `parts_of(b)` are its parts; `sinks`: none, or
     logits f32[heads].
     """
-    heads, dim, threads = shape.num_heads, shape.head_dim, 64
+    heads, dim, threads = shape.num_heads, shape.v_dim, 64
     with launch(threads, batch * heads) as (row, _, tx):
         largest, weight_sum, total = local(1), local(1), local(1)
         b = keep(first + row // heads)

@@ -161,7 +161,7 @@ class DecodePart:
             barrier()
 
     def _values(self, store: Store) -> None:
-        group, dim, threads, tx = self.shape.group, self.shape.head_dim, self.tile.threads, self.tx
+        group, dim, threads, tx = self.shape.group, self.shape.v_dim, self.tile.threads, self.tx
         part, per_thread = self.tile.part, self.tile.columns
         sums = local(per_thread * group)
         with I.serial(0, ceildiv(dim, threads * per_thread)) as i:

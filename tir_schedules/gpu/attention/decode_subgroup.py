@@ -32,7 +32,7 @@ class SubgroupPart(Part):
         super().__init__(*position)
         shape = self.shape
         self.keys_per_lane = keys_at_once(shape) // shape.subgroup
-        self.dims_per_lane = -(-shape.head_dim // shape.subgroup)
+        self.dims_per_lane = -(-shape.v_dim // shape.subgroup)
         self.largest, self.total = local(self.heads), local(self.heads)
         self.sums = local(self.heads * self.dims_per_lane)
         self.weights = [local(self.heads) for _ in range(self.keys_per_lane)]
@@ -135,17 +135,17 @@ class SubgroupPart(Part):
     def _dimension(self, c: int) -> Expr:
         """The c-th dimension of this lane, at most the last one."""
         d = self.lane + c * self.shape.subgroup
-        return d if self.shape.head_dim % self.shape.subgroup == 0 else I.min(d, self.shape.head_dim - 1)
+        return d if self.shape.v_dim % self.shape.subgroup == 0 else I.min(d, self.shape.v_dim - 1)
 
     def _finish(self, store: Store, finish: Finish) -> None:
         for g in range(self.heads):
             for c in range(self.dims_per_lane):
                 d = self.lane + c * self.shape.subgroup
                 value = self.sums[g * self.dims_per_lane + c]
-                if self.shape.head_dim % self.shape.subgroup == 0:
+                if self.shape.v_dim % self.shape.subgroup == 0:
                     store(self.b, self.first + g, d, value, self.total[g])
                     continue
-                with I.If(d < self.shape.head_dim), I.Then():
+                with I.If(d < self.shape.v_dim), I.Then():
                     store(self.b, self.first + g, d, value, self.total[g])
         with I.If(self.lane == 0), I.Then():
             for g in range(self.heads):
@@ -153,7 +153,7 @@ class SubgroupPart(Part):
 
     def _merge(self, store: Store, finish: Finish) -> None:
         """Merge the subgroups' sums, relative to the largest score of all, through shared memory."""
-        heads, dim = self.heads, self.shape.head_dim
+        heads, dim = self.heads, self.shape.v_dim
         maxima, totals, sums = self.shared_sums()
         first = self.lanes.subgroup * heads
         for g in range(heads):

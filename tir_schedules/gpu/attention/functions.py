@@ -45,8 +45,8 @@ def page_functions(
     facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
     rotating = {}
     if shape.rotated_dims:
-        rotating["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.row_heads)
-        rotating["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads)
+        rotating["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.row_heads, shape.head_dim)
+        rotating["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads, shape.v_dim)
     return by_hand(attending, "", **facts) | by_hand(rotating, "", **shape.facts)
 
 

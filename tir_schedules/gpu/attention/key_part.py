@@ -75,11 +75,11 @@ class Part(ABC):
     def shared_sums(self) -> tuple[Buffer, Buffer, Buffer]:
         """Largest scores and sums of weights, [subgroup, head], and sums of weighted values, [subgroup, head, D]."""
         count = self.subgroups * self.heads
-        return shared(count), shared(count), shared(count * self.shape.head_dim)
+        return shared(count), shared(count), shared(count * self.shape.v_dim)
 
     def merge(self, maxima: Buffer, totals: Buffer, sums: Buffer, store: Store, finish: Finish) -> None:
         """Merge the subgroups' `shared_sums`, relative to the largest score of all."""
-        heads, dim, count = self.heads, self.shape.head_dim, self.subgroups
+        heads, dim, count = self.heads, self.shape.v_dim, self.subgroups
         barrier()
         largest, total, weight_sum = local(1), local(1), local(1)
         threads = count * self.shape.subgroup

@@ -87,7 +87,7 @@ class KeySplit:
         `values` [part, row, D] has the sums of weighted values, and `sums` [part, row, 2] the largest score and the sum
         of weights; a row is (b - first, head), of `batch` queries b from `first` on; `sinks`: none, or logits [heads].
         """
-        heads, dim, size = self.shape.num_heads, self.shape.head_dim, self.shape.subgroup
+        heads, dim, size = self.shape.num_heads, self.shape.v_dim, self.shape.subgroup
         with launch(_MERGE_SUBGROUPS * size, batch * heads) as (row, _, tx):
             lanes = lanes_of(size)
             lane, subgroup = keep(tx % size), lanes.subgroup

@@ -16,7 +16,7 @@ INFINITY_BITS = 0x7F800000
 
 
 def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
-    """qkv [n, heads + 2 kv_heads, D], step i32[k]: K and V of every row to its slot of pages int8[P, page_bytes]."""
+    """qkv [n, row_heads, D], step i32[k]: K and V of every row to its slot of pages int8[P, page_bytes]."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     n = tirx.Var("n", "int64")
     arguments: dict[str, Argument] = {
@@ -35,7 +35,11 @@ def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
             with I.If(step.stores(t)), I.Then():
                 page, slot = (keep(x) for x in step.place(t))
                 put(pages.data, pages.k(page, head, slot, d), qkv[t, heads + head, d])
-                put(pages.data, pages.v(page, head, slot, d), qkv[t, heads + kv_heads + head, d])
+                if not shape.value_dim:
+                    put(pages.data, pages.v(page, head, slot, d), qkv[t, heads + kv_heads + head, d])
+                elif not shape.latent:
+                    with I.If(d < shape.v_dim), I.Then():
+                        put(pages.data, pages.v(page, head, slot, d), qkv[t, heads + kv_heads + head, d])
 
         for_each(n * (kv_heads * dim), element)
 
@@ -45,6 +49,7 @@ def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
 def _quantize(shape: AttentionShape, qkv: Buffer, step: Step, pages: Pages, n: Expr) -> None:
     """Store codes. An invocation has a group of dimensions of K or V, of up to four rows, which share words."""
     heads, kv_heads, groups = shape.num_heads, shape.num_kv_heads, shape.scale_groups
+    items = (1 if shape.latent else 2) * kv_heads * groups
 
     def word(t: Expr) -> Expr:
         """What rows have in common that share words; -1 of a row that goes nowhere."""
@@ -52,17 +57,19 @@ def _quantize(shape: AttentionShape, qkv: Buffer, step: Step, pages: Pages, n: E
         return keep(I.if_then_else(step.stores(t), page * (PAGE // 4) + slot // 4, -1))
 
     def group(i: Expr) -> None:
-        t, part = keep(i // (2 * kv_heads * groups)), keep(i % (2 * kv_heads * groups))
+        t, part = keep(i // items), keep(i % items)
         of_v, head, g = keep(part // (kv_heads * groups)), keep(part // groups % kv_heads), keep(part % groups)
         own = word(t)
         mine = own >= 0
+        if shape.value_dim and not shape.latent:
+            mine = I.And(mine, I.Or(of_v == 0, g < shape.v_scale_groups))
         for j in (1, 2, 3):  # the first of these rows has them all
             mine = I.And(mine, I.Or(t < j, word(I.max(t - j, 0)) != own))
         count = I.min(4, I.cast(n, "int32") - t)
         with I.If(mine), I.Then(), I.serial(0, count) as j, I.If(word(t + j) == own), I.Then():
             _quantize_row(pages, qkv, (t + j, heads + of_v * kv_heads + head), step.place(t + j), (head, g), of_v)
 
-    for_each(n * (2 * kv_heads * groups), group)
+    for_each(n * items, group)
 
 
 def _quantize_row(

@@ -1,9 +1,9 @@
 """Pages of the KV cache on GPUs: what a page holds, and the arguments of functions that attend.
 
 A page holds 16 tokens. For each KV head it has K transposed, [head_dim, 16], so that 16 neighbouring invocations read
-16 neighbouring keys; then V, [16, head_dim]; and for q8 the scales of K and of V, float16 [groups, 16] each. Of q4 a
-byte has two codes, so that K is [head_dim / 2, 16] and V [16, head_dim / 2]; `paged.py` says which two. Kernels see
-pages of q8 and q4 as 32-bit words, as not every GPU has smaller integers.
+16 neighbouring keys; then V, [16, v_dim], unless it is `latent`; and for q8 the scales of K and of V, float16
+[groups, 16] each. Of q4 a byte has two codes, so that K is [head_dim / 2, 16] and V [16, v_dim / 2]; `paged.py` says
+which two. Kernels see pages of q8 and q4 as 32-bit words, as not every GPU has smaller integers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AttentionShape(Heads):
 
     @property
     def workspace(self) -> tuple[int, ...]:
-        return tuple(MAX_ROW_PARTS * self.num_heads * numbers for numbers in (self.head_dim, 2))
+        return tuple(MAX_ROW_PARTS * self.num_heads * numbers for numbers in (self.v_dim, 2))
 
     def k_byte(self, d: Expr) -> tuple[Expr, Expr]:
         """Which byte of a token's K has the code of dimension d, and how many bits up."""
@@ -85,9 +85,9 @@ class Row:
     scales: Expr | None = None
 
     def moved(self, move: Callable[[Expr], Expr]) -> Row:
-        """The row at `move(index)` for each of its indices: that of another lane. Not for K of q8."""
-        scales = None if self.scales is None else pin(move(self.scales))
-        return replace(self, first=pin(move(self.first)), scales=scales)
+        """The row at `move(index)` for each of its indices: that of another lane."""
+        shift, scales = (None if one is None else pin(move(one)) for one in (self.shift, self.scales))
+        return replace(self, first=pin(move(self.first)), shift=shift, scales=scales)
 
     def scale(self, d: Expr) -> Expr:
         """float32 scale of dimension d; 1 where there are none."""
@@ -155,16 +155,16 @@ class Pages:
 
     def v(self, page: Expr, head: Expr, slot: Expr, d: Expr) -> Expr:
         """Index of the element with a number of V."""
-        dim = self.shape.head_dim // self.shape.packed // self.items
-        return self._head(page, head) + PAGE * dim + slot * dim + self.shape.v_byte(d)[0] // self.items
+        k_dim, v_dim = (dim // self.shape.packed // self.items for dim in (self.shape.head_dim, self.shape.v_dim))
+        return self._head(page, head) + PAGE * k_dim + slot * v_dim + self.shape.v_byte(d)[0] // self.items
 
     def scales(self, page: Expr, head: Expr, slot: Expr, of_v: Expr) -> Expr | None:
         """Index of the first float16 scale of K (or V) of a token; None where there are none."""
         if self.items == 1:
             return None
         shape = self.shape
-        codes = shape.head_dim // shape.packed
-        return self._head(page, head) * 2 + PAGE * (codes + of_v * shape.scale_groups) + slot
+        codes = (shape.head_dim + (0 if shape.latent else shape.v_dim)) // shape.packed  # pairs of them
+        return self._head(page, head) * 2 + PAGE * (codes // 2 + of_v * shape.scale_groups) + slot
 
     def key(self, page: Expr, head: Expr, slot: Expr) -> Row:
         """K of a token."""
@@ -174,7 +174,9 @@ class Pages:
         return Row(self.shape, self.data, first, PAGE // 4, pin(slot % 4 * 8), pin(scales))
 
     def value(self, page: Expr, head: Expr, slot: Expr) -> Row:
-        """V of a token."""
+        """V of a token, which may be the beginning of its K."""
+        if self.shape.latent:
+            return self.key(page, head, slot)
         first, scales = pin(self.v(page, head, slot, 0)), self.scales(page, head, slot, 1)
         return Row(self.shape, self.data, first, scales=None if scales is None else pin(scales))
 
@@ -201,8 +203,8 @@ def byte_pages_argument(shape: AttentionShape) -> Tensor:
 
 
 def heads_argument(shape: AttentionShape, rows: Expr) -> Tensor:
-    """q or output [rows, num_heads, head_dim]."""
-    return Tensor((rows, shape.num_heads, shape.head_dim), shape.row_dtype)
+    """Output [rows, num_heads, v_dim]."""
+    return Tensor((rows, shape.num_heads, shape.v_dim), shape.row_dtype)
 
 
 def cache_heads_argument(shape: AttentionShape, rows: Expr) -> Tensor:

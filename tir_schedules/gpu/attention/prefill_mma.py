@@ -44,6 +44,8 @@ def problem(shape: AttentionShape, knobs: Knobs) -> str:
     """Why matrix units cannot process these heads, or ""."""
     if not int(knobs.get("mma", 0)) or shape.subgroup != 32:
         return "no matrix units"
+    if shape.value_dim:
+        return f"keys of {shape.head_dim}, values of {shape.v_dim}"
     fits = shape.row_dtype == "float16" and shape.head_dim % KEYS == 0
     return "" if fits else f"heads of {shape.head_dim} {shape.row_dtype}"
 

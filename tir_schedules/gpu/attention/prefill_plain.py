@@ -42,7 +42,7 @@ class Operands:
 
 def attend(tile: Tile, keys: Keys, tensors: Operands) -> None:
     """out = weighted mean of the values that each row sees, lse = log2 of its sum of 2**score."""
-    rows, dim, lanes, tx = tile.rows, tile.shape.head_dim, tile.lanes, tile.tx
+    rows, dim, lanes, tx = tile.rows, tile.shape.v_dim, tile.lanes, tile.tx
     rows_per_lane, size = tile.size.rows_per_lane, tile.size.keys
     scores = shared(rows * size)
     largest, weight_sum, rescale = shared(rows), shared(rows), shared(rows)

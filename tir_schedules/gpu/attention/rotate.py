@@ -12,9 +12,9 @@ from tir_schedules.gpu.kernel import barrier, ceildiv, keep, launch, shared
 _THREADS = 64
 
 
-def rotate(shape: AttentionShape, name: str, heads: int) -> tirx.PrimFunc:
+def rotate(shape: AttentionShape, name: str, heads: int, dim: int) -> tirx.PrimFunc:
     """x [n, heads, D] becomes x H, as `cpu/attention/rotate.py` says. A workgroup has a head of a row."""
-    n, dim = tirx.Var("n", "int64"), shape.head_dim
+    n = tirx.Var("n", "int64")
     threads = min(_THREADS, dim // 2)
     arguments: dict[str, Argument] = {"x": Tensor((n, heads, dim), shape.row_dtype)}
 

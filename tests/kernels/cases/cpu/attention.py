@@ -35,7 +35,7 @@ def stored(shape: AttentionShape, x: Array) -> Stored:
     """K or V f32[..., kv_heads, D] as AttentionShape says."""
     if shape.dtype not in QUANTIZED:
         return Stored(x.astype(shape.dtype), None)
-    groups = shape.scale_groups
+    groups = x.shape[-1] // shape.scale_dims
     split = x.astype(np.float32).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     largest, unit, lowest, highest = np.abs(split).max(axis=-1), 1 / 127, -127, 127
     if shape.dtype == "q4":
@@ -50,20 +50,29 @@ def stored(shape: AttentionShape, x: Array) -> Stored:
     return Stored(codes.astype(np.int8).reshape(x.shape), scale)
 
 
+def values_of(shape: AttentionShape, k: Array, v: Array) -> Array:
+    """What a token's values are: the first dimensions of a `latent` key."""
+    return k[..., : shape.v_dim] if shape.latent else v[..., : shape.v_dim]
+
+
 def write_token(shape: AttentionShape, pages: Array, page: int, slot: int, k: Stored, v: Stored, t: int) -> None:
     """Token t of k and v into its slot, as `pages.py` says."""
     keys, values = k.elements[t], v.elements[t]
     if shape.dtype == "q4":
-        halves = values.reshape(shape.num_kv_heads, shape.scale_groups, 2, -1)
+        halves = values.reshape(shape.num_kv_heads, shape.v_scale_groups, 2, -1)
         keys = keys[:, 0::2] & 15 | keys[:, 1::2] << 4
-        values = (halves[:, :, 0] & 15 | halves[:, :, 1] << 4).reshape(keys.shape)
-    half = PAGE * keys[0].nbytes
+        values = (halves[:, :, 0] & 15 | halves[:, :, 1] << 4).reshape(shape.num_kv_heads, -1)
+    columns = [(keys, k.scales)] if shape.latent else [(keys, k.scales), (values, v.scales)]
     for h, head in enumerate(pages[page].reshape(shape.num_kv_heads, shape.head_bytes)):
-        head[:half].view(keys.dtype).reshape(-1, PAGE)[:, slot] = keys[h]
-        head[half : 2 * half].view(values.dtype).reshape(PAGE, -1)[slot] = values[h]
-        if k.scales is not None and v.scales is not None:
-            scales = head[2 * half :].view(np.float16).reshape(2, shape.scale_groups, PAGE)
-            scales[0, :, slot], scales[1, :, slot] = k.scales[t, h], v.scales[t, h]
+        head[: PAGE * keys[h].nbytes].view(keys.dtype).reshape(-1, PAGE)[:, slot] = keys[h]
+        if not shape.latent:
+            begin, size = PAGE * keys[h].nbytes, PAGE * values[h].nbytes
+            head[begin : begin + size].view(values.dtype).reshape(PAGE, -1)[slot] = values[h]
+        at = sum(PAGE * codes[h].nbytes for codes, _ in columns)
+        for _, scales in columns:
+            if scales is not None:
+                end = at + PAGE * scales[t, h].nbytes
+                head[at:end].view(np.float16).reshape(-1, PAGE)[:, slot], at = scales[t, h], end
 
 
 def reference(

@@ -13,7 +13,7 @@ from functools import cache, partial
 import numpy as np
 from tvm import tirx
 
-from tests.kernels.cases.cpu.attention import Stored, reference, stored, write_token
+from tests.kernels.cases.cpu.attention import Stored, reference, stored, values_of, write_token
 from tests.kernels.cases.steps import sinks_of, step_integers
 from tests.kernels.harness import KINDS, Array, Call, Case, adversarial, unwritten
 from tir_schedules import step_layout as s
@@ -38,6 +38,12 @@ SHAPES = (
     AttentionShape(5, 1, 16, "q4", softcap=5.0),
     AttentionShape(8, 1, 64, "float16", sinks=True),
     AttentionShape(10, 2, 64, "q8", sinks=True),
+    AttentionShape(4, 2, 48, "float16", value_dim=32),
+    AttentionShape(4, 2, 96, "q8", value_dim=64),
+    AttentionShape(20, 1, 72, "float16", value_dim=64, latent=True),
+    AttentionShape(16, 1, 40, "float32", value_dim=24, latent=True),
+    AttentionShape(40, 1, 96, "q8", value_dim=64, latent=True),
+    AttentionShape(16, 1, 80, "q4", value_dim=64, latent=True),
 )
 WINDOWS = (0, 1, 5, 16, 40, 100)
 
@@ -72,7 +78,11 @@ class PageKernel:
 
 def library_of(s: AttentionShape) -> str:
     """A name for the functions of one shape."""
-    return f"pages_h{s.num_heads}_kv{s.num_kv_heads}_d{s.head_dim}_{s.dtype}_c{s.softcap:g}{'_sinks' * s.sinks}"
+    return f"pages_h{s.num_heads}_kv{s.num_kv_heads}_d{s.head_dim}_{s.dtype}_c{s.softcap:g}{'_sinks' * s.sinks}{_values(s)}"
+
+
+def _values(s: AttentionShape) -> str:
+    return f"_v{s.value_dim}{'_latent' * s.latent}" if s.value_dim else ""
 
 
 @cache
@@ -82,7 +92,10 @@ def _functions(shape: AttentionShape, scale: float, window: int, bidirectional: 
 
 @dataclass(frozen=True)
 class Sequence_:
-    """What a sequence is made of: q f32 [length, heads, D], and K and V f32 [length, kv_heads, D] as pages keep them."""
+    """What a sequence is made of: q f32 [length, heads, D], and K and V f32 [length, kv_heads, D] as pages keep them.
+
+    Where V has fewer dimensions, the others are NaN; a `latent` one is not in `v`, which has no heads.
+    """
 
     q: Array
     k: Array
@@ -97,7 +110,13 @@ def sequence(shape: AttentionShape, length: int, seed: int, kind: str = "normal"
         adversarial(kind, (length, heads, shape.head_dim), np.random.default_rng([seed, part]))
         for part, heads in enumerate((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
     )
-    return Sequence_(q, k, v, stored(shape, k), stored(shape, v))
+    kept_k, kept_v = (stored(shape, x) for x in (k, v[..., : shape.v_dim]))
+    if shape.latent:
+        groups = shape.v_scale_groups
+        scales = None if kept_k.scales is None else kept_k.scales[..., :groups]
+        return Sequence_(q, k, v[:, :0], kept_k, Stored(values_of(shape, kept_k.elements, v), scales))
+    v[..., shape.v_dim :] = np.nan
+    return Sequence_(q, k, v, kept_k, kept_v)
 
 
 @dataclass(frozen=True)
@@ -143,7 +162,9 @@ def batch(kernel: PageKernel, parts: Sequence[Part], seed: int = 0, with_rows: b
 def _old_pages(shape: AttentionShape, count: int, draw: np.random.Generator) -> Array:
     """Pages of NaN (all bits set; codes of -1 where they are quantized), every other one with tokens of a sequence before."""
     pages = np.full((count, shape.page_bytes), -1, np.int8)
-    old = [stored(shape, 4 * draw.standard_normal((PAGE, shape.num_kv_heads, shape.head_dim))) for _ in range(2)]
+    old = [
+        stored(shape, 4 * draw.standard_normal((PAGE, shape.num_kv_heads, d))) for d in (shape.head_dim, shape.v_dim)
+    ]
     for page in range(1, count, 2):
         for slot in range(PAGE):
             write_token(shape, pages, page, slot, *old, slot)
@@ -180,7 +201,7 @@ def attend_args(shape: AttentionShape, given: Batch) -> tuple[Array, ...]:
     qkv = given.qkv.copy()
     qkv[:, shape.num_heads :] = np.nan
     sinks = [sinks_of(shape).astype(np.float32)] if shape.sinks else []
-    out = unwritten((len(qkv), shape.num_heads, shape.head_dim))
+    out = unwritten((len(qkv), shape.num_heads, shape.v_dim))
     return (qkv, given.integers, given.pages, *sinks, out)
 
 

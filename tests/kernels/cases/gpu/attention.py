@@ -23,7 +23,7 @@ TOLERANCES = {"float32": (2e-6, 1e-5), "float16": (2e-3, 2e-3)}
 
 def attention(s: AttentionShape, q: Array, k: Array, v: Array, oldest: int, scale: float) -> tuple[Array, Array]:
     """One query [heads, D] over keys from `oldest`: output and log2 of the sum of 2**score, in float64."""
-    out, lse = np.empty((s.num_heads, s.head_dim)), np.empty(s.num_heads)
+    out, lse = np.empty((s.num_heads, s.v_dim)), np.empty(s.num_heads)
     for head in range(s.num_heads):
         scores = k[oldest:, head // s.group].astype(np.float64) @ q[head].astype(np.float64) * scale
         if s.softcap:

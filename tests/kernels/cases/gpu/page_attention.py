@@ -40,16 +40,20 @@ class Step:
 
 
 def tokens(shape: AttentionShape, number: int, length: int) -> tuple[Array, Array, Array]:
-    """q, k, v [length, heads, D] of a sequence; a longer one begins with the same numbers."""
+    """q, k, v [length, heads, D] of a sequence; a longer one begins with the same numbers.
+
+    Where V has fewer dimensions, the others are NaN, and a `latent` one has no heads: K has it.
+    """
     q, k, v = (
         np.random.default_rng([number, part]).standard_normal((length, heads, shape.head_dim)).astype(shape.row_dtype)
         for part, heads in enumerate((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
     )
-    return q, k, v
+    v[..., shape.v_dim :] = np.nan
+    return q, k, v[:, :0] if shape.latent else v
 
 
 def qkv_of(shape: AttentionShape, spans: Sequence[Span]) -> Array:
-    """The rows of a step [n, heads + 2 kv_heads, D]."""
+    """The rows of a step [n, row_heads, D]."""
     rows = [np.concatenate(tokens(shape, span.of, span.end), axis=1)[span.begin :] for span in spans]
     return np.concatenate(rows)
 
@@ -83,32 +87,41 @@ def _pages(shape: AttentionShape, count: int, draw: np.random.Generator) -> Arra
     """int8[count, kv heads, bytes]: even pages are NaN, others have numbers."""
     if shape.dtype in QUANTIZED:
         pages = draw.integers(-128, 128, (count, shape.num_kv_heads, shape.head_bytes)).astype(np.int8)
-        scales = pages[..., 2 * PAGE * shape.head_dim // shape.packed :].view(np.float16)
+        scales = pages[..., PAGE * _numbers(shape) // shape.packed :].view(np.float16)
         scales[::2], scales[1::2] = np.nan, 0.1
         return pages
-    numbers = np.full((count, shape.num_kv_heads, 2 * PAGE * shape.head_dim), np.nan, shape.dtype)
+    numbers = np.full((count, shape.num_kv_heads, PAGE * _numbers(shape)), np.nan, shape.dtype)
     numbers[1::2] = 4 * draw.standard_normal(numbers[1::2].shape)
     return numbers.view(np.int8)
 
 
+def _numbers(shape: AttentionShape) -> int:
+    """Those of K and V of a token in a head."""
+    return shape.head_dim + (0 if shape.latent else shape.v_dim)
+
+
 def put_token(shape: AttentionShape, pages: Array, page: int, slot: int, k: Array, v: Array) -> None:
     """K of a token as a column [D] of its page, V as a row, for each KV head."""
-    heads, dim, groups = *k.shape, shape.scale_groups
+    heads, v = len(k), v[:, : shape.v_dim]
     if shape.dtype in QUANTIZED:
-        dim //= shape.packed
-        scales = pages[page, :, 2 * PAGE * dim :].view(np.float16).reshape(heads, 2, groups, PAGE)
-        (k, scales[:, 0, :, slot]), (v, scales[:, 1, :, slot]) = quantized(shape, k), quantized(shape, v)
+        scales = pages[page, :, PAGE * _numbers(shape) // shape.packed :].view(np.float16).reshape(heads, -1, PAGE)
+        k, scales[:, : shape.scale_groups, slot] = quantized(shape, k)
+        if not shape.latent:
+            v, scales[:, shape.scale_groups :, slot] = quantized(shape, v)
     if shape.dtype == "q4":
-        low, high = np.split(v.reshape(heads, groups, -1), 2, axis=2)
-        k, v = k[:, 0::2] & 15 | k[:, 1::2] << 4, (low & 15 | high << 4).reshape(heads, dim)
-    numbers = pages[page, :, : 2 * PAGE * dim * k.itemsize].view(k.dtype).reshape(heads, 2, -1)
-    numbers[:, 0].reshape(heads, dim, PAGE)[:, :, slot] = k
-    numbers[:, 1].reshape(heads, PAGE, dim)[:, slot] = v
+        k = k[:, 0::2] & 15 | k[:, 1::2] << 4
+        low, high = np.split(v.astype(np.int8).reshape(len(v), shape.v_scale_groups, shape.scale_dims), 2, axis=2)
+        v = (low & 15 | high << 4).reshape(len(v), shape.v_dim // 2)
+    numbers = pages[page, :, : PAGE * _numbers(shape) // shape.packed * k.itemsize].view(k.dtype)
+    end = PAGE * k.shape[1]
+    numbers[:, :end].reshape(heads, -1, PAGE)[:, :, slot] = k
+    if not shape.latent:
+        numbers[:, end:].reshape(heads, PAGE, -1)[:, slot] = v
 
 
 def quantized(shape: AttentionShape, x: Array) -> tuple[Array, Array]:
     """Codes int8[..., D] and scales float16[..., groups] of K or V."""
-    parts = x.astype(np.float32).reshape(*x.shape[:-1], shape.scale_groups, -1)
+    parts = x.astype(np.float32).reshape(*x.shape[:-1], -1, shape.scale_dims)
     lowest, highest, largest = -127, 127, np.abs(parts).max(axis=-1)
     if shape.dtype == "q4":
         lowest, highest, largest = -8, 7, np.where(parts.min(axis=-1) == -largest, largest, -largest)
@@ -158,7 +171,8 @@ class Attend:
             rows = iter(found[3 + self.shape.sinks])
             for span in spans:
                 q, k, v = tokens(self.shape, span.of, span.end)
-                k, v = kept(self.shape, k), kept(self.shape, v)
+                k = kept(self.shape, k)
+                v = (k if self.shape.latent else kept(self.shape, v[..., : self.shape.v_dim]))[..., : self.shape.v_dim]
                 for i in range(span.begin, span.end):
                     row = next(rows)
                     if (span.of, i) in known:
@@ -172,7 +186,7 @@ class Attend:
                     expected, _ = attention(self.shape, q[i], k[:end], v[:end], oldest, SCALE)
                     assert_near(row, expected, TOLERANCES[self.shape.row_dtype][0])
 
-        out = np.full((len(qkv), self.shape.num_heads, self.shape.head_dim), np.nan, self.shape.row_dtype)
+        out = np.full((len(qkv), self.shape.num_heads, self.shape.v_dim), np.nan, self.shape.row_dtype)
         sizes = self.shape.workspace if self.role == "attend_few" else ()
         workspace = [np.full(size, np.nan, np.float32) for size in sizes]
         sinks = [sinks_of(self.shape).astype(np.float32)] if self.shape.sinks else []
@@ -197,7 +211,7 @@ class Store:
         numbers[numbers[step_layout.PLACE] + len(qkv) - 1] = -1
         pages = after.reshape(len(after), shape.num_kv_heads, -1)
         for row, slot in zip(qkv[:-1], given.slots):
-            k, v = np.split(row[shape.num_heads :], 2)
+            k, v = np.split(row[shape.num_heads :], [shape.num_kv_heads])
             put_token(shape, pages, *divmod(int(slot), PAGE), k, v)
         return [Call((qkv, numbers, given.pages), lambda found: np.testing.assert_array_equal(found[2], after))]
 
@@ -357,4 +371,25 @@ SINKS = {
     "many, sinks": Attend(_SINKS, "attend_many", _chunks(0, 15, 48), window=20),
     "many, sinks, float32": Attend(AttentionShape(5, 1, 80, "float32", sinks=True), "attend_many", _chunks(0, 17, 40)),
 }
-CASES: Mapping[str, Attend | Store | Copy | Rotate] = {**FEW, **MANY, **MANY_PLAIN, **MOVES, **Q8, **Q4, **SINKS}
+_LATENT = AttentionShape(20, 1, 72, "float16", value_dim=64, latent=True)
+_LATENT_Q8 = AttentionShape(16, 1, 96, "q8", activation_dtype="float16", value_dim=64, latent=True)
+_LATENT_Q4 = AttentionShape(10, 1, 80, "q4", value_dim=64, latent=True)
+_WIDE = AttentionShape(4, 2, 96, "q8", value_dim=64)
+LATENT = {
+    "few, latent": Attend(_LATENT, "attend_few", _alone(Span(0, 253, 256), Span(1, 0, 1))),
+    "many, latent": Attend(_LATENT, "attend_many", [*_chunks(0, 15, 48), [Span(1, 3, 8), Span(0, 16, 33)]]),
+    "store, latent": Store(_LATENT, (Span(0, 5, 40), Span(2, 62, 66))),
+    "few, latent, q8": Attend(_LATENT_Q8, "attend_few", _alone(Span(0, 253, 255), Span(1, 0, 1))),
+    "many, latent, q8": Attend(_LATENT_Q8, "attend_many", _chunks(0, 15, 40)),
+    "store, latent, q8": Store(_LATENT_Q8, (Span(0, 5, 40), Span(2, 62, 66))),
+    "few, latent, q4, groups of 10": Attend(_LATENT_Q4, "attend_few", _alone(Span(0, 40, 42))),
+    "few, latent, groups of 40": Attend(
+        AttentionShape(40, 1, 24, "float32", value_dim=16, latent=True), "attend_few", _alone(Span(0, 140, 141))
+    ),
+    "few, narrow values, q8": Attend(_WIDE, "attend_few", _alone(Span(0, 33, 35))),
+    "many, narrow values": Attend(AttentionShape(4, 2, 48, "float16", value_dim=32), "attend_many", _chunks(0, 15, 40)),
+    "store, narrow values, q8": Store(_WIDE, (Span(0, 5, 40), Span(2, 62, 66))),
+}
+CASES: Mapping[str, Attend | Store | Copy | Rotate] = {
+    **FEW, **MANY, **MANY_PLAIN, **MOVES, **Q8, **Q4, **SINKS, **LATENT,
+}  # fmt: skip

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -100,7 +101,7 @@ def write_gguf(
             continue
         renamed = next(filter(None, (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in both)), None)
         assert renamed is not None, name
-        renamed += ".weight" if name.endswith(("sinks", "layer_scalar")) else ""
+        renamed += ".weight" if name.endswith(("sinks", "layer_scalar", "correct_output_scale")) else ""
         if fused and "ffn_gate_exps" in renamed:
             gate = values
             continue
@@ -258,7 +259,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         "afmoe",
     ):
         writer.add_sliding_window(config.get("sliding_window") or 0)
-    if kind == "gemma4_text":
+    if kind in ("gemma3n_text", "gemma4_text"):
         _add_gemma4(writer, config)
     if kind in ("exaone4", "olmo3", "cohere2_moe"):
         writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
@@ -294,10 +295,20 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
 
 
 def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """Sizes by layer replace those that were added before."""
-    slides = [one == "sliding_attention" for one in config["layer_types"]]
-    full = config["per_layer_config"][str(slides.index(False))]
+    """Of Gemma 3n and 4; sizes by layer replace those that were added before."""
+    kind, slides = config["model_type"], [one == "sliding_attention" for one in config["layer_types"]]
     shared, count, width = config["num_kv_shared_layers"], len(slides), config["intermediate_size"]
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    if kind == "gemma3n_text":
+        quantiles = [NormalDist().inv_cdf(one) if one else -np.inf for one in config["activation_sparsity_pattern"]]
+        writer.add_activation_sparsity_scale(quantiles)
+        writer.add_altup_num_inputs(config["altup_num_inputs"])
+        writer.add_altup_active_idx(config["altup_active_idx"])
+        return
+    full = config["per_layer_config"][str(slides.index(False))]
     heads = [
         config["num_key_value_heads"] if one else full.get("num_key_value_heads", config["num_key_value_heads"])
         for one in slides
@@ -311,10 +322,6 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_value_length(full["head_dim"])
     writer.add_key_length_swa(config["head_dim"])
     writer.add_value_length_swa(config["head_dim"])
-    writer.add_sliding_window(config["sliding_window"])
-    writer.add_sliding_window_pattern(slides)
-    writer.add_shared_kv_layers(shared)
-    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
 
 
 def _head_dim(config: dict[str, Any]) -> int:
@@ -425,6 +432,11 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
     for name in source.tensors:
         parts = name.split(".")
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        if "altup_" in name and parts[1].endswith("projections"):
+            if parts[2] == "0":
+                places = [name.replace(".0.", f".{i}.") for i in range(config["altup_num_inputs"] - 1)]
+                yield name.replace(".0.", "."), np.stack([source.read(one) for one in places])
             continue
         if "experts" in parts:
             if parts[parts.index("experts") + 1] == "0":

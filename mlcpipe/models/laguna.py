@@ -40,7 +40,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     )
     fields, layers = base.fields, base.num_layers
     fields.refuse(gating=[None, True, "per-head", "per-element"], use_sliding_window=[None, False])
-    fields.refuse(partial_rotary_factor=[None])  # it is in the ropes
+    fields.refuse(partial_rotary_factor=[None, 1, 1.0])  # it is in the ropes
     windows = layer_windows(fields, fields.integer("sliding_window", 512), [False] * layers)
     heads = _each(base, "num_attention_heads_per_layer", [base.num_heads] * layers)
     kinds = _each(base, "mlp_layer_types", ["dense"] + ["sparse"] * (layers - 1))

@@ -131,9 +131,7 @@ class Attention(AttentionBlock):
         def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
             return te.compute(
                 a.shape,
-                lambda i, j: (a[i, j].astype("float32") * act(gate[i, j // width].astype("float32"))).astype(
-                    a.dtype
-                ),
+                lambda i, j: (a[i, j].astype("float32") * act(gate[i, j // width].astype("float32"))).astype(a.dtype),
                 name="gated_heads",
             )
 

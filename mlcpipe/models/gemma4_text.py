@@ -220,12 +220,7 @@ GGUF = GgufFamily(
     _complete_gguf,
     {
         **GEMMA_NAMES,
-        "per_layer_token_embd": "embed_tokens_per_layer",
-        "per_layer_model_proj": "per_layer_model_projection",
-        "per_layer_proj_norm": "per_layer_projection_norm",
-        "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection",
-        "post_norm": "post_per_layer_input_norm",
+        **per_layer.GGUF_NAMES,
         "layer_output_scale": "layer_scalar",
         "ffn_gate_inp": "router.proj",
         "ffn_gate_inp.scale": "router.scale",

@@ -8,6 +8,7 @@ from fractions import Fraction
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlcpipe.errors import ConfigError
 from mlcpipe.nn.altup import Streams
 from mlcpipe.nn.attention_spec import AttentionBlock
 from mlcpipe.nn.draft_head import DraftHead
@@ -135,6 +136,15 @@ class CausalLM(LanguageModel):
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size, head_bias)
             self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)
+
+    def check_uniform(self, where: str) -> None:
+        """Raises ConfigError for what TVM's cache cannot serve: layers of several shapes, or with a row per token."""
+        super().check_uniform(where)
+        if self.model.per_layer is not None:
+            raise ConfigError(
+                f"layers of {self.facts.model_type}", where=where, expected="layers that get hidden states alone",
+                found="embeddings for each layer", next_step="compile for a target with kv_cache = pages",
+            )  # fmt: skip
 
     def add_draft_head(self, head: DraftHead) -> None:
         """Add the parameters and functions of a head, and forwards that keep rows for it."""

@@ -139,7 +139,7 @@ class SparseMoE(nn.Module):
         return y if self.shared_expert is None else op.add(y, self._shared(x))
 
     def chosen(self, x: Tensor, ids: Tensor, *, shared: bool = True) -> Tensor:
-        """What experts ids i32[m, top] make of x [m, hidden], without `shared` [m * top, hidden] -> [m * top, hidden]."""
+        """What experts i32[m, top] make of x [m, hidden], or [m * top, hidden] if not `shared`: [m * top, hidden]."""
         inner = self.experts_gate_up(x, ids, shared=shared)
         return self.experts_down(gated(self.act, inner) if self.gated else self.act(inner), ids, shared=False)
 

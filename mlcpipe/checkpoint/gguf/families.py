@@ -197,6 +197,9 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             name = _TOP.get(name, name)
             part, _, suffix = name.rpartition(".")
             name = f"model.{family.names[part]}.{suffix}" if part in family.names else name
+            if "{}" in name:
+                yield from _matrices(tensor, published(name))
+                continue
             yield _as(tensor, published(name), add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
@@ -257,6 +260,17 @@ def _single_rows(tensor: TensorInfo, pattern: str) -> Iterator[GgufTensor]:
         raise ConfigError(f"tensor {shown(tensor.name)}", expected=expected, found=list(tensor.shape))
     for i in range(tensor.shape[0]):
         yield _as(replace(rows_of(tensor, i, tensor.shape[0]), shape=tensor.shape[1:]), pattern.format(i))
+
+
+def _matrices(tensor: TensorInfo, pattern: str) -> Iterator[GgufTensor]:
+    """Each matrix of a stack. Raises ConfigError for another tensor."""
+    if len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS:
+        expected = f"at most {MAX_EXPERTS} matrices"
+        raise ConfigError(f"tensor {shown(tensor.name)}", expected=expected, found=list(tensor.shape))
+    nbytes = tensor.nbytes // tensor.shape[0]
+    for i in range(tensor.shape[0]):
+        part = replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + i * nbytes, nbytes=nbytes)
+        yield _as(part, pattern.format(i))
 
 
 def _grouped(tensor: GgufTensor, heads: int, kv_heads: int) -> GgufTensor:

@@ -155,7 +155,10 @@ class CausalLM(LanguageModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [m, hidden] -> f32[m, vocab]."""
-        y = self.model.embed_tokens.project(hidden) if self.facts.tied else self.lm_head(hidden)
+        return self.finished(self.model.embed_tokens.project(hidden) if self.facts.tied else self.lm_head(hidden))
+
+    def finished(self, y: Tensor) -> Tensor:
+        """The products of some tokens [m, n] -> their logits, f32[m, n]."""
         y = y if y.dtype == "float32" else op.astype(y, "float32")
         y = scaled(y, self.facts.logit_scale)
         if self.facts.logit_softcap:

@@ -65,7 +65,7 @@ def decoder(
     if drafts is not None:
         block = _mixer(drafts, 0).block
         layer = DecoderLayer(block, base.mlp() if mlp is None else mlp(count), base.hidden_size, base.norm, forms[-1])
-        model.own_head = NextTokenHead(layer, ropes[0], base.hidden_size, base.norm)
+        model.own_head = NextTokenHead(layer, ropes[0], base.norm, model.facts)
     return model
 
 

@@ -20,13 +20,11 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.bundle.states import State
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig
-from mlcpipe.nn.layer_head import LayerHead
+from mlcpipe.nn.layer_head import NEVER, LayerHead
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.rows import columns
 from mlcpipe.nn.step_states import StepStates
-
-_NEVER = -1e30  # the logit of a token outside the head's vocabulary
 
 
 class EagleLayer(nn.Module):
@@ -112,6 +110,6 @@ def _of_all_tokens(logits: te.Tensor, places: te.Tensor) -> te.Tensor:
     def logit(i: tirx.Var, token: tirx.Var) -> tirx.PrimExpr:
         place = places[token].astype("int64")
         value = logits[i, tirx.max(place, tirx.const(0, "int64"))]
-        return tirx.if_then_else(place < 0, tirx.const(_NEVER, "float32"), value)
+        return tirx.if_then_else(place < 0, tirx.const(NEVER, "float32"), value)
 
     return te.compute((logits.shape[0], places.shape[0]), logit, name="of_all_tokens")

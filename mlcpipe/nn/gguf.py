@@ -51,6 +51,12 @@ SCAN = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+CHANNEL_SCAN = {
+    **{name: SCAN[name] for name in ("ssm_a", "ssm_d", "ssm_conv1d", "ssm_in", "ssm_out")},
+    "ssm_x": "mamba.x_proj",
+    "ssm_dt": "mamba.dt_proj",
+    **{f"ssm_{x}_norm": f"mamba.{x}_layernorm" for x in ("dt", "b", "c")},
+}
 
 
 class GgufFile(Protocol):

@@ -18,6 +18,8 @@ from mlcpipe.nn.rope import Rope, cos_sin
 from mlcpipe.nn.rows import columns, rows_of, write_rows
 from mlcpipe.nn.step_states import StepStates, argument
 
+NEVER = -1e30  # the logit of a token that a head does not know
+
 
 class LayerHead(DraftHead):
     """`draft_prompt` adds rows of a prompt to the pages, `draft_first` predicts from the model's hidden states, and

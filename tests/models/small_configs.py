@@ -32,6 +32,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {**_LATENT, "n_group": 1, "topk_group": 1},
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64},
     "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},
+    "jamba": {"attn_layer_period": 4, "attn_layer_offset": 3},
     "mamba2": {"num_heads": 8, "head_dim": 16, "num_attention_heads": 8},
     "nemotron_h": {"hybrid_override_pattern": "M-E*", "n_groups": 2},
 }

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.full
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel
 
+from mlcpipe.nn import next_token
+from mlcpipe.nn.layer_head import NEVER
 from mlcpipe.runtime.loading import LoadedBundle
 from tests.models import tiny
 from tests.models.drafted import always_draft, assert_logits_of_drafts, assert_same_answers, compiled
@@ -48,8 +50,10 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
 class Head:
     """The definition: all entries of one sequence at once, through transformers' own layer."""
 
-    def __init__(self, case: tiny.TinyCase) -> None:
+    def __init__(self, case: tiny.TinyCase, known: int) -> None:
+        """Of the first `known` tokens alone."""
         torch.manual_seed(5)
+        self.known = known
         self.model = tiny.build_model(case, tiny.settled_seed(case))
         fields = {**self.model.config.to_dict(), "num_hidden_layers": 1, **ONE_LAYER[case.model_type]}
         config = AutoConfig.for_model(**{**fields, "attn_implementation": "eager"})
@@ -80,18 +84,22 @@ class Head:
             x = self.eh_proj(torch.cat([embedded, self.hnorm(states)], -1))
             y = self.layer(inputs_embeds=x[None], use_cache=False).last_hidden_state[0, -1]
             logits = self.model.lm_head(y)
+            logits[self.known :] = NEVER
             yield logits
             states, text = torch.cat([states, y[None]]), [*text, int(logits[: tiny.TOKENS].argmax())]
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=[*((name, False) for name in CASES), ("qwen3_5_text", True)], ids=str)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Head, LoadedBundle]:
-    """A head, and its checkpoint compiled."""
-    case, folder = CASES[request.param], tmp_path_factory.mktemp("own")
-    head, checkpoint = Head(case), tiny.write_tiny(case, folder / "checkpoint")
+    """A head, and its checkpoint compiled; of the first quarter of the tokens, as of large vocabularies."""
+    name, quarter = request.param
+    case, folder = CASES[name], tmp_path_factory.mktemp("own")
+    head, checkpoint = Head(case, 32 if quarter else 160), tiny.write_tiny(case, folder / "checkpoint")
     (file,) = checkpoint.glob("*.safetensors")
-    save_file({**load_file(file), **head.tensors(NAMES[request.param])}, file, metadata={"format": "pt"})
-    return head, compiled(checkpoint, None, folder / "bundle")
+    save_file({**load_file(file), **head.tensors(NAMES[name])}, file, metadata={"format": "pt"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(next_token, "_WHOLE", 100 if quarter else 160)
+        return head, compiled(checkpoint, None, folder / "bundle")
 
 
 def test_logits_are_those_of_the_definition(built: tuple[Head, LoadedBundle], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Layers that read another layer's keys and values: what files may have besides, and which rows prompts compute."""
+"""Layers that read another layer's keys and values: what files may have, too, and which rows prompts compute."""
 
 from __future__ import annotations
 

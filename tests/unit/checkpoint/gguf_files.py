@@ -191,7 +191,7 @@ def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
 
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
     """`gate`: the matrix of an MLP whose width is not in config.json."""
-    heads, kind = config["num_attention_heads"], config["model_type"]
+    heads, kind = config.get("num_attention_heads", 1), config["model_type"]
     head_dim = _head_dim(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -205,11 +205,17 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     inner = config.get("moe_intermediate_size") if "moe" in (kinds or ()) else width
     widths = [inner * (one in ("moe", "mlp")) for one in kinds] if kinds else width if gate is None else gate.shape[0]
     writer.add_feed_forward_length(widths)
-    writer.add_head_count(heads * (kind != "mamba2"))
+    writer.add_head_count(heads * ("mamba" not in kind))
     kv_heads = config.get("num_key_value_heads", heads)
     types = config.get("layer_types") or config.get("layers_block_type") or ()
-    attend = [one not in ("conv", "linear_attention", "mlp", "moe") for one in types]
-    writer.add_head_count_kv(kv_heads if all(attend) or kind.startswith("qwen3_5") else [kv_heads * one for one in attend])
+    if period := config.get("attn_layer_period"):
+        at = config["attn_layer_offset"]
+        types = ["attention" if i % period == at else "mamba" for i in range(config["num_hidden_layers"])]
+    if kind == "falcon_mamba":
+        writer.add_ssm_dt_b_c_rms(True)
+    attend = [one not in ("conv", "linear_attention", "mamba", "mlp", "moe") for one in types]
+    one = all(attend) or kind.startswith("qwen3_5")
+    writer.add_head_count_kv(kv_heads if one else [kv_heads * one for one in attend])
     if (sizes := _scan_sizes(config))["state_size"]:
         for key, size in sizes.items():
             writer.add_uint32(f"{writer.arch}.ssm.{key}", size)
@@ -230,7 +236,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_expert_count(count)
         used = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
         writer.add_expert_used_count(next(config[name] for name in used if config.get(name)))
-        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "olmoe"):
+        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "jamba", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     score = "sigmoid" if kind in ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe") else ""
     if score := config.get("expert_selection_fn", score):
@@ -321,7 +327,7 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 def _head_dim(config: dict[str, Any]) -> int:
     """Dimensions of a head, or of what rope rotates in latent attention."""
-    heads = config["num_attention_heads"]
+    heads = config.get("num_attention_heads", 1)
     return int(config.get("qk_rope_head_dim") or config.get("head_dim") or config["hidden_size"] // heads)
 
 
@@ -355,14 +361,25 @@ def _tiled(config: dict[str, Any], name: str, values: NDArray[np.float32]) -> ND
 def _scan_sizes(config: dict[str, Any]) -> dict[str, int]:
     """What Mamba-2 blocks are made of, by llama.cpp's names, from the fields that families have."""
     fields = {
-        "time_step_rank": ("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "num_heads"),
+        "time_step_rank": (
+            "linear_num_value_heads",
+            "mamba_n_heads",
+            "mamba_num_heads",
+            "num_heads",
+            "mamba_dt_rank",
+            "time_step_rank",
+        ),
         "state_size": ("linear_key_head_dim", "mamba_d_state", "ssm_state_size", "state_size"),
         "group_count": ("linear_num_key_heads", "mamba_n_groups", "n_groups"),
         "conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"),
     }
     found = {key: next((config[name] for name in names if name in config), 0) for key, names in fields.items()}
-    head_dim = next((config[name] for name in ("linear_value_head_dim", "mamba_d_head", "mamba_head_dim", "head_dim") if name in config), 0)
-    return {**found, "inner_size": found["time_step_rank"] * head_dim}
+    names = ("linear_value_head_dim", "mamba_d_head", "mamba_head_dim", "head_dim")
+    head_dim = next((config[name] for name in names if name in config), 0)
+    inner = (
+        config["mamba_expand"] * config["hidden_size"] if "mamba_dt_rank" in config else config.get("intermediate_size")
+    )
+    return {**found, "inner_size": found["time_step_rank"] * head_dim if found["group_count"] else inner}
 
 
 def expert_count(config: dict[str, Any]) -> int:
@@ -434,7 +451,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
     config = with_usual_names(source.config)
     kind, count = config["model_type"], expert_count(config)
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
+    heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
     for name in source.tensors:
         parts = name.split(".")
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -495,7 +512,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
                 continue
         if name.endswith("A_log"):
             values = -np.exp(values)
-        if parts[-1] in ("A_log", "D"):
+        if parts[-1] in ("A_log", "D") and _scan_sizes(config)["group_count"]:
             values = values.reshape(-1, 1)
         if parts[-3:-1] in (["mamba", "norm"], ["mixer", "norm"]):
             values = values.reshape(_scan_sizes(config)["group_count"], -1)

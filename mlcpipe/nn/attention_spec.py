@@ -28,6 +28,7 @@ class AttentionSpec:
     clip           q, k and v are bounded to +- this number, after a norm over all of them
     gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"; "query": of each
                    element, by rows of the query's matrix, where each head has its query, then its gate
+    gate_act       the function of the gate, the sigmoid or another
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
@@ -59,6 +60,7 @@ class AttentionSpec:
     interleaved: int = 0
     clip: float = 0.0
     gate: Literal["", "element", "head", "query"] = ""
+    gate_act: Literal["sigmoid", "softplus"] = "sigmoid"
     sub_norm: bool = False
     growth: tuple[float, int, int] | None = None
     slopes: tuple[float, ...] = ()

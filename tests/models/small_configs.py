@@ -44,7 +44,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 def config(family: str, **fields: Any) -> dict[str, Any]:
     """A small config.json of a family. Mixtures get few experts."""
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "enable_moe_block": True}
     return {"model_type": family, **SIZES, **(experts if family in EXPERTS else {}), **_KINDS.get(family, {}), **fields}
 
 

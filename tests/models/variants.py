@@ -74,6 +74,13 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "per_layer_config": {str(i): {"head_dim": 32} for i in (1, 5)},
     },
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "laguna": {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_attention_heads_per_layer": [4, 8, 2],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "moe_routed_scaling_factor": 2.5,
+        "moe_router_logit_softcapping": 0.5,
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _HYBRID),
     "llama4_text": {"num_experts_per_tok": 1},
@@ -544,6 +551,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         }
     },
+    "laguna": {"elements": {"gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.0}},
     "lfm2": {
         "biases": {
             "full_attn_idxs": [0, 3],

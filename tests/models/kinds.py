@@ -29,6 +29,17 @@ def first_of_each_kind(families: Iterable[str] | None = None, *, options: bool =
     return first
 
 
+def new_kinds(cases: Iterable[TinyCase]) -> list[TinyCase]:
+    """Those with a trait that none before has; the default cases come before all others."""
+    found, seen = [], set[str]()
+    for case in sorted(cases, key=lambda case: case.variant != "default"):
+        own = traits(build_model(tiny_config(case).to_dict()))
+        if own - seen:
+            found.append(case)
+            seen |= own
+    return found
+
+
 @cache
 def _traits(family: str) -> set[str]:
     return traits(build_model(tiny_config(TinyCase(family, "default")).to_dict()))

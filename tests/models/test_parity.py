@@ -17,24 +17,17 @@ pytest.importorskip("transformers", reason="the references are transformers mode
 import mlcpipe
 from tests.conftest import QUICK
 from tests.models import tiny
+from tests.models.kinds import new_kinds
 
-# Families that scan: one of each kind is in `make test-full`.
-SCANS = ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h")
-SELDOM = {case.id for name in SCANS for case in tiny.family_cases(name)} - {
-    "falcon_h1-norms",
-    "granitemoehybrid-default",
-    "jamba-default",
-    "nemotron_h-default",
-}
-CASES = [
-    pytest.param(case, id=case.id, marks=pytest.mark.everything if case.id in SELDOM else ())
-    for cases in tiny.tiny_checkpoints().values()
-    for case in cases
-]
+CASES = [case for cases in tiny.tiny_checkpoints().values() for case in cases]
 TOKENS = 40
 PREFILL = 12
 # One family for each kind of block: plain, two norms with a window and softcaps, scaled RoPE; experts are in the full tier.
-pytestmark = pytest.mark.fast_cases("llama-default", "gemma2-softcaps", "phi3-longrope")
+FAST = ("llama-default", "gemma2-softcaps", "phi3-longrope")
+# Every family as its class has it, and the options that bring a block or a switch which none before has.
+NEW = new_kinds(CASES)
+FULL = [case.id for case in CASES if case.variant == "default" or case in NEW]
+pytestmark = [pytest.mark.fast_cases(*FAST), pytest.mark.full_cases(*FULL)]
 TOLERANCE = 1e-4
 
 
@@ -46,7 +39,7 @@ class Built:
     engine: mlcpipe.Engine
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.id)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     """Compiles a case once for all tests of this module."""
     case: tiny.TinyCase = request.param

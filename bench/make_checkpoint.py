@@ -67,6 +67,8 @@ def config_of(name: str) -> dict[str, Any]:
 def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the tensors that the family's model reads."""
     model = build_model(config)
+    if model.own_head is not None:
+        model.add_draft_head(model.own_head)
     for weight in weight_table(model.named_parameters()):
         for group in weight.sources:
             rows, *rest = weight.shape if weight.experts is None else weight.shape[1:]

@@ -25,7 +25,8 @@ class DeltaShape:
     beta = `beta_scale` sigmoid(b), q and k of length 1, and q divided by sqrt(key_dim). A row of qkv has all q, all k
     and all v, one of ba all b and all a. Then, in place, the state becomes the one for the next step.
 
-    `state` f32[Z, value_heads * key_dim * value_dim]; before a sequence's first token it is 0.
+    `state` f32[Z, value_heads * key_dim * value_dim]: of each head S as [value_dim / columns, key_dim, columns], so
+    that some columns are one piece of memory. Before a sequence's first token it is 0.
     `tiled`: head h has the q and k of head h % key_heads, else value_heads / key_heads heads in a row share them.
     `many`: rows are of prompts, which a kernel may compute some at a time.
     """
@@ -43,6 +44,11 @@ class DeltaShape:
     def channels(self) -> int:
         """Numbers of q, k and v in a row."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def columns(self) -> int:
+        """Columns of a state that lie together; with 128 rows they are 16 KiB."""
+        return next(n for n in (32, 16, 8, 4, 2, 1) if self.value_dim % n == 0)
 
     @property
     def state_size(self) -> int:

@@ -9,12 +9,16 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tir_schedules.op import Op
 from tir_schedules.step_layout import ITEM_BITS as ITEM_BITS
 from tir_schedules.step_layout import PAGE as PAGE
 from tir_schedules.step_layout import QUANTIZED as QUANTIZED
 
 _FLAGS = ("all_slide", "sinks", "latent", "queries_only", "picked_rows")
+BIAS_MARGIN = 64  # keys of a block
 _LEAST_GROUP = 16  # dimensions of q4 that share a scale and are rotated together, at least
 
 
@@ -36,7 +40,8 @@ class Heads:
     Liu et al. 2024); rows of qkv have no V. Dimensions that share a scale, or are rotated, are all in V or none is.
     `sinks`: each query head has a logit of a key whose value is 0. `page_group`: of the pages of this layer.
     `queries_only`: rows have neither K nor V, as they attend to what another layer keeps. `picked_rows`: they are only
-    some rows of the step, which an argument says.
+    some rows of the step, which an argument says. `distances`: scores get biases, an argument f32[num_heads, n] whose
+    columns `biases_of_distances` lists (encoders on CPUs).
     For TVM's cache: `sliding_window` is that of the layers which have one, `all_slide` says that every layer does.
     """
 
@@ -54,6 +59,7 @@ class Heads:
     latent: bool = False
     queries_only: bool = False
     picked_rows: bool = False
+    distances: int = 0
 
     @property
     def v_dim(self) -> int:
@@ -137,10 +143,15 @@ class Heads:
         values = {field.name: getattr(self, field.name) for field in fields(Heads)}
         if self.activation_dtype == "float32":
             del values["activation_dtype"]
-        for name in ("sinks", "page_group", "value_dim", "latent", "queries_only", "picked_rows"):
+        for name in ("sinks", "page_group", "value_dim", "latent", "queries_only", "picked_rows", "distances"):
             if not values[name]:
                 del values[name]
         return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
+
+
+def biases_of_distances(distances: int) -> NDArray[np.int32]:
+    """The distance of a key from a query whose bias each column has; the last ones are of keys that no query sees."""
+    return np.arange(-distances, distances + BIAS_MARGIN, dtype=np.int32)
 
 
 def has_q4(*dims: int) -> bool:

@@ -1,4 +1,4 @@
-"""The scan of state spaces with one decay per head (Mamba-2, Dao & Gu 2024), for every target: its definition.
+"""The scan of state spaces (Mamba, Gu & Dao 2023; Mamba-2, Dao & Gu 2024), for every target: its definition.
 
 The recurrence itself is computed, token after token, and not in products of chunks: a step of one token and a prompt
 have the same bits, wherever prompts are cut.
@@ -29,7 +29,8 @@ class SsmShape:
 
         dt = softplus(dt + dt_bias); S = exp(-exp(a_log) dt) S + dt x B; y = S C + skip x
 
-    for each channel of a head; y [m, heads * head_dim]. Then, in place, the state becomes the one for the next step of
+    for each channel of a head; with `channelwise` (Mamba) a head has one channel and a_log f32[heads, state_size] is of
+    each number of its state. y [m, heads * head_dim]. Then, in place, the state becomes the one for the next step of
     each sequence.
 
     `state` f32[Z, heads * head_dim * state_size]: a slot has blocks of `lanes` channels, [state_size, lanes] each;
@@ -42,6 +43,7 @@ class SsmShape:
     groups: int
     width: int
     dtype: str
+    channelwise: bool = False
 
     @property
     def inner(self) -> int:
@@ -55,15 +57,15 @@ class SsmShape:
 
     @property
     def lanes(self) -> int:
-        """Channels of a block; they are of one head."""
-        return math.gcd(self.head_dim, _LANES)
+        """Channels of a block; they are of one head, or each is one."""
+        return math.gcd(self.heads if self.channelwise else self.head_dim, _LANES)
 
     @property
     def blocks(self) -> int:
         return self.inner // self.lanes
 
     def head(self, block: Expr) -> Expr:
-        """The head of a block."""
+        """The first head of a block."""
         return block * self.lanes // self.head_dim
 
     def b_column(self, block: Expr) -> Expr:
@@ -73,10 +75,12 @@ class SsmShape:
     def function(self, body: Callable[[Scan], None]) -> tirx.PrimFunc:
         """`ssm_scan` of body."""
         m, size, slots = (tirx.Var(name, "int64") for name in ("m", "size", "slots"))
+        rates = (self.heads, self.state_size) if self.channelwise else (self.heads,)
         arguments = {
             "xbc": Tensor((m, self.channels), self.dtype),
             "projected": Tensor((m, self.width), self.dtype),
-            **{name: Tensor((self.heads,), "float32") for name in ("a_log", "dt_bias", "skip")},
+            "a_log": Tensor(rates, "float32", [(math.prod(rates), "float32")]),
+            **{name: Tensor((self.heads,), "float32") for name in ("dt_bias", "skip")},
             "step": step_argument(size),
             "state": Tensor((slots, self.inner * self.state_size), "float32"),
             "y": Tensor((m, self.inner), self.dtype),
@@ -88,7 +92,7 @@ class SsmShape:
 
 @dataclass(frozen=True)
 class Scan:
-    """The arguments of a scan of m rows."""
+    """The arguments of a scan of m rows; a_log as a vector."""
 
     shape: SsmShape
     m: Expr

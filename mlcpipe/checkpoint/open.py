@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +20,7 @@ from mlcpipe.checkpoint.expert_stacks import unstacked
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
 from mlcpipe.checkpoint.latent import split_latent
 from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
+from mlcpipe.checkpoint.own_head import with_own_head
 from mlcpipe.checkpoint.quantized import quantized
 from mlcpipe.checkpoint.remote_code import known
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, check_name, read_header
@@ -29,6 +31,12 @@ from mlcpipe.errors import CheckpointError
 from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
+
+
+# What files have otherwise than models, one after the other.
+_AS_MODELS_NAME_IT: tuple[Callable[[Checkpoint], Checkpoint], ...] = (
+    text_tower, known, quantized, unstacked, upright, split_latent, with_dense, settled, with_own_head
+)  # fmt: skip
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -62,7 +70,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     whole = Checkpoint(folder, config, generation_config, ordered, files)
-    return settled(with_dense(split_latent(upright(unstacked(quantized(known(text_tower(whole))))))))
+    for read in _AS_MODELS_NAME_IT:
+        whole = read(whole)
+    return whole
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

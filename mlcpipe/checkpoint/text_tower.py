@@ -28,6 +28,7 @@ _FAMILIES: Mapping[str, str] = {
 # prompts, for instance, attend to what follows.
 TOWERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
@@ -49,6 +50,9 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
     "gemma3_text": {
         "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8,
+    },
+    "gemma3n_text": {
+        "vocab_size": 262400, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
     },
     "gemma4_text": {
         "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,

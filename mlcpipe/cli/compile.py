@@ -112,6 +112,7 @@ def compile_command(
     check_bits(bits_per_weight, bits_text, quantization)
     import mlcpipe
     from mlcpipe.checkpoint import open_checkpoint, resolve
+    from mlcpipe.checkpoint.draft_heads import NO_HEAD
     from mlcpipe.compiler.preflight import Purpose
     from mlcpipe.quality.requirements import parse_requirements
 
@@ -129,7 +130,7 @@ def compile_command(
         checkpoint = resolve(model, progress, check=purpose.check)
         with naming(model, checkpoint):
             purpose.check(open_checkpoint(checkpoint))
-        head = None if draft_head is None else resolve(draft_head, progress)
+        head = draft_head if draft_head in (None, NO_HEAD) else resolve(draft_head, progress)
         check = (
             _quality_check(checkpoint, requirements, text, tokens or QUALITY_TOKENS, progress) if requirements else None
         )
@@ -208,7 +209,7 @@ def _quality_check(
     return measured
 
 
-def _bits_per_weight(manifest: Manifest, checkpoint: Path, draft_head: Path | None) -> float:
+def _bits_per_weight(manifest: Manifest, checkpoint: Path, draft_head: Path | str | None) -> float:
     """Stored bits, including scales and second copies, per number of the used tensors."""
     from mlcpipe.checkpoint import open_checkpoint
     from mlcpipe.checkpoint.draft_heads import with_draft_head

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """A quantization: bytes of weights, and of all with a context; `problem` is why it does not run, or "".
+    """A quantization: bytes of weights, of those that a token reads, and of all with a context; `problem` is why it
+    does not run, or "".
 
     `target` is what `auto` compiles for, `why` the reason. `tokens_per_s` are decoded at most, None where the speed of
     memory is no bound.
@@ -34,6 +35,7 @@ class Row:
 
     quantization: str
     weights_bytes: int = 0
+    read_bytes: int = 0
     context_tokens: int = 0
     memory_bytes: int = 0
     problem: str = ""
@@ -149,7 +151,7 @@ def _row(name: str, checkpoint: Checkpoint, download: Download | None, embeds: b
     try:
         place = choose(lambda target: [needed(target)], progress)
         need, free, on_cpu = needed(place.target), free_memory(), not place.gb_s
-        row = Row(name, need.weights, need.context, need.nbytes, target=place.target, why=place.why)
+        row = Row(name, need.weights, need.read, need.context, need.nbytes, target=place.target, why=place.why)
         if not need.weights:
             return replace(row, problem="the size of its weights is not known: they are not here")
         if on_cpu and need.nbytes > free.nbytes:
@@ -169,6 +171,8 @@ def _show(report: ModelReport) -> None:
         return
     first = rows[0]
     facts = [("model", f"{report.model}: {report.family}, {report.does}"), ("memory", str(free_memory()))]
+    if 0 < first.read_bytes < first.weights_bytes / 2:
+        facts.append(("a token reads", f"{byte_size(first.read_bytes)} of {byte_size(first.weights_bytes)} of weights"))
     print_rows(console, [*facts, ("runs on", f"{first.target}: {first.why}")] if first.target else facts)
     say(console, "")
     context = f"memory, {first.context_tokens} tokens"

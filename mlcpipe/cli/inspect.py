@@ -143,7 +143,7 @@ def _draft_head(model: ModelInfo) -> str:
     """The draft head for the server."""
     if model.eagle is None:
         return f"{model.draft_heads} Medusa heads"
-    return f"EAGLE-3, {byte_size(model.eagle.page_bytes // PAGE)} of KV cache a token"
+    return f"one layer, {byte_size(model.eagle.page_bytes // PAGE)} of KV cache a token"
 
 
 def _schemes(manifest: Manifest) -> str:

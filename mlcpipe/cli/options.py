@@ -101,8 +101,8 @@ DraftHeadOption = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="An EAGLE-3 head or Medusa heads that were trained for the model: the server drafts with them when that "
-        "is faster; answers do not change.",
+        help="An EAGLE-3 head or Medusa heads that were trained for the model: they draft its answers when that is "
+        "faster; answers do not change. A checkpoint that has a layer for this needs none.",
     ),
 ]
 AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 from mlcpipe.bundle import MANIFEST, MLC_CONFIG, FileInfo, write_manifest
@@ -13,7 +14,7 @@ from mlcpipe.bundle.integrity import file_info
 from mlcpipe.bundle.origin import accept, forget
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
-from mlcpipe.checkpoint.draft_heads import with_draft_head
+from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
 from mlcpipe.compiler.backends import backend_of, find_writer
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
@@ -26,6 +27,7 @@ from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metada
 from mlcpipe.compiler.preflight import BUNDLE_BYTES, Purpose
 from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.errors import ConfigError
+from mlcpipe.host.finding import byte_size
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.native_formats import SCHEMES
@@ -77,8 +79,8 @@ def compile(
         kv_cache_dtype: f32, f16, q8 (int8 with a scale for each 32 numbers) or q4 (4 bits, of rotated heads); auto is
             the target's choice, else the quantization's dtype.
         adapters: the bundle can run with LoRA adapters, chosen at run time.
-        draft_head: a folder with an EAGLE-3 head or Medusa heads for the model, or `hf://org/name`: the server drafts
-            with them.
+        draft_head: a folder with an EAGLE-3 head or Medusa heads for the model, or `hf://org/name`: answers are drafted
+            with them; `none` leaves out the layer that drafts in the checkpoint itself.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.
         check: called with the complete bundle before it appears as `output`; if it raises, no bundle is written.
@@ -89,7 +91,7 @@ def compile(
     purpose = Purpose(target, quantization, kv_cache_dtype, disk=Path(output), title=str(checkpoint), method=method)
     source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
     if draft_head is not None:
-        source = with_draft_head(source, resolve(draft_head, progress))
+        source = with_draft_head(source, NO_HEAD if draft_head == NO_HEAD else resolve(draft_head, progress))
     quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
     described = load_target(target)
@@ -205,8 +207,13 @@ def _quantization(
     return quantization
 
 
+_ROW = Fraction(1, 1000)  # of a table, at most, is what a token reads
+
+
 def _announce(job: Job, method: str, progress: Progress) -> None:
-    """Note matrices that a scheme's block format cannot hold, and how long gptq will take."""
+    """Note matrices that a scheme's block format cannot hold, large ones of which a token reads a row, and how long
+    gptq will take.
+    """
     matrices = [weight for weight in job.state.weights if weight.kind == "scheme"]
     left = [weight for weight in matrices if job.scheme.mixed and weight.scheme == job.scheme]
     if left:
@@ -214,6 +221,12 @@ def _announce(job: Job, method: str, progress: Progress) -> None:
         progress.note(
             f"{len(left)} of {len(matrices)} matrices are stored as {UNIFORM_QUANTIZATION}: {job.scheme.blocks} needs "
             f"rows of a multiple of {block_columns(SCHEMES[job.scheme.blocks])} numbers, and theirs have {rows}"
+        )
+    tables = sum(weight.nbytes for weight in matrices if weight.reads <= _ROW)
+    if tables > job.weights_bytes / 8:
+        place = "the mapped file" if job.state.target.kernels == "cpu" else "the GPU's memory, all of them"
+        progress.note(
+            f"{byte_size(tables)} of the weights are tables of which a token reads a row: they are in {place}"
         )
     if method == GPTQ:
         progress.note(expected_duration(job.state.weights))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from mlcpipe.bundle import EagleInfo
-from mlcpipe.checkpoint.draft_heads import DraftHead, EagleHead, MedusaHeads
+from mlcpipe.checkpoint.draft_heads import DraftHead, EagleHead, MedusaHeads, OwnHead
 from mlcpipe.models.llama import DEFAULTS
 from mlcpipe.nn import draft_head, eagle, medusa
 from mlcpipe.nn.base_config import read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
-from mlcpipe.nn.language_model import LanguageModel, ModelFacts
+from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.layer_head import LayerHead
 
 
-def build_draft_head(head: DraftHead, facts: ModelFacts) -> draft_head.DraftHead:
-    """The head for a model. Raises ConfigError for unsupported fields of its configuration."""
+def build_draft_head(head: DraftHead, model: CausalLM) -> draft_head.DraftHead | None:
+    """The head for a model, None for one of its checkpoint's that the family does not read.
+
+    Raises ConfigError for unsupported fields of its configuration.
+    """
+    facts = model.facts
+    if isinstance(head, OwnHead):
+        return model.own_head
     if isinstance(head, MedusaHeads):
         return medusa.MedusaHeads(facts.hidden_size, facts.vocab_size, head.heads, head.blocks)
     assert isinstance(head, EagleHead)
@@ -26,9 +33,9 @@ def build_draft_head(head: DraftHead, facts: ModelFacts) -> draft_head.DraftHead
 
 
 def eagle_info(model: LanguageModel) -> EagleInfo | None:
-    """The shape of a model's EAGLE-3 head, if it has one."""
+    """The shape of a model's draft head of one layer, if it has one."""
     head = model.draft_head if isinstance(model, CausalLM) else None
-    if not isinstance(head, eagle.EagleHead):
+    if not isinstance(head, LayerHead):
         return None
     (state,) = head.states(model)
-    return EagleInfo(hidden_size=head.base.hidden_size, page_bytes=state.unit_bytes, kept=head.kept_size(model))
+    return EagleInfo(hidden_size=head.hidden_size, page_bytes=state.unit_bytes, kept=head.kept_size(model))

@@ -12,8 +12,7 @@ import tvm
 from tvm import relax
 from tvm.ir import StringImm
 
-from mlcpipe.bundle.states import slot_bytes
-from mlcpipe.checkpoint.draft_heads import DraftHead
+from mlcpipe.checkpoint.draft_heads import DraftHead, OwnHead
 from mlcpipe.compiler.draft_heads import build_draft_head
 from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError, TargetError
@@ -63,17 +62,23 @@ def prepare_model(
             "activation dtype", where=target.name, expected=" or ".join(known), found=target.activation_dtype
         )
     dims = [math.gcd(of.head_dim, of.v_dim) for of in model.attentions()]
+    if any(of.distances for of in model.attentions()) and target.kernels != "cpu":
+        raise TargetError("no biases of distances", where=target.name, expected="a CPU", found=model.facts.model_type)
     each = [attention.kv_dtypes(target.activation_dtype, dim, target.own_pages) for dim in dims]
     each += [("float32", "float16") for of in model.attentions() if of.slopes]  # positions among keys have no codes
     possible = [dtype for dtype in each[0] if all(dtype in one for one in each)] if each else ["float32"]
     if wanted is not None and wanted not in possible:
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
+    if isinstance(draft_head, OwnHead) and (encoder or not target.own_pages):
+        draft_head = None
     if draft_head is not None:
         if not isinstance(model, CausalLM):
             raise ConfigError("a draft head is for models that write text", where=draft_head.path)
         if not target.own_pages:
             raise TargetError("no draft heads", where=target.name, expected="a target with kv_cache = pages")
-        model.add_draft_head(build_draft_head(draft_head, model.facts))
+        built = build_draft_head(draft_head, model)
+        if built is not None:
+            model.add_draft_head(built)
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
     usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)
@@ -84,10 +89,6 @@ def prepare_model(
     model.kernels = target.kernels
     if not target.own_pages:
         model.check_uniform(target.name)
-    if draft_head is not None and slot_bytes(model.states()):
-        raise ConfigError(
-            "no draft heads for layers whose states do not go back", where=draft_head.path, found=model.facts.model_type
-        )
     return model
 
 

@@ -20,6 +20,11 @@ from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.text_encoder import TextEncoder
 
 ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
+NAMES_OF_PARTS: dict[str, Any] = {
+    "qkv": tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
+    "out": ("attention.output.dense",),
+    "norms": ("attention.output.LayerNorm", "output.LayerNorm"),
+}
 NAMES = CheckpointNames(("", "bert."), ("pooler.", "cls.", "embeddings.position_ids"))
 
 
@@ -34,23 +39,33 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     return CrossEncoder(facts, body, CheckpointNames(("bert.",), ("embeddings.position_ids",)))
 
 
-def bert_body(fields: Fields, first: int = 0) -> tuple[ModelFacts, Bert]:
-    """The facts and the body of models like BERT, whose first token has the position `first` in the table."""
+def bert_body(
+    fields: Fields,
+    first: int = 0,
+    *,
+    kind: type[Bert] | None = None,
+    types: int | None = None,
+    vocab_size: int = 30522,
+    **names: Any,
+) -> tuple[ModelFacts, Bert]:
+    """The facts and the body of models like BERT, whose first token has the position `first` in the table.
+
+    `kind` of body, number of token `types` that config.json does not say, and `names` that EncoderSpec has otherwise.
+    """
     spec = EncoderSpec(
         hidden_size=fields.integer("hidden_size", 768),
         intermediate_size=fields.integer("intermediate_size", 3072),
         num_heads=fields.integer("num_attention_heads", 12, high=4096),
         act=fields.get("hidden_act", "gelu"),
         eps=fields.number("layer_norm_eps", 1e-12, low=0.0, high=1.0),
-        qkv=tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
-        out=("attention.output.dense",),
         up=("intermediate.dense",),
         down=("output.dense",),
-        norms=("attention.output.LayerNorm", "output.LayerNorm"),
+        **(NAMES_OF_PARTS | names),
     )
     layers = fields.integer("num_hidden_layers", 12, high=1024)
-    facts = encoder_facts(fields, spec, layers=layers, positions=512, vocab_size=30522)
-    body = Bert(facts, spec, fields.integer("type_vocab_size", 2), first)
+    facts = encoder_facts(fields, spec, layers=layers, positions=512, vocab_size=vocab_size)
+    types = fields.integer("type_vocab_size", 2) if types is None else types
+    body = (kind or Bert)(facts, spec, types, first)
     return replace(facts, context_length=facts.context_length - first), body
 
 
@@ -61,7 +76,7 @@ class _Embeddings(nn.Module):
         self.first = first
         self.word_embeddings = Embedding(facts.vocab_size, facts.hidden_size)
         self.position_embeddings = Embedding(facts.context_length, facts.hidden_size, quantize=False)
-        self.token_type_embeddings = Embedding(types, facts.hidden_size, quantize=False)
+        self.token_type_embeddings = Embedding(types, facts.hidden_size, quantize=False) if types else None
         self.LayerNorm = LayerNorm(facts.hidden_size, spec.eps)
 
     def forward(self, tokens: Tensor, types: Tensor, positions: Tensor) -> Tensor:
@@ -69,7 +84,7 @@ class _Embeddings(nn.Module):
         if self.first:
             positions = op.add(positions, Tensor.from_scalar(self.first, "int32"))
         x = op.add(self.word_embeddings(tokens), self.position_embeddings(positions))
-        return self.LayerNorm(op.add(x, self.token_type_embeddings(types)))
+        return self.LayerNorm(op.add(x, self.token_type_embeddings(types)) if self.token_type_embeddings else x)
 
 
 class _Layers(nn.Module):

@@ -6,7 +6,6 @@ Models: nomic-embed-text-v1 and v1.5, nomic-embed-text-v2-moe.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 from tvm.relax.frontend import nn
@@ -17,9 +16,8 @@ from mlcpipe.nn.config import Fields, rope_table
 from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
 from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
 from mlcpipe.nn.language_model import ModelFacts
-from mlcpipe.nn.linear import Embedding, ExpertLinear, Linear
-from mlcpipe.nn.mlp import activation
-from mlcpipe.nn.moe import Routing, combine, route
+from mlcpipe.nn.linear import Embedding
+from mlcpipe.nn.moe import Routing, SparseMoE
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.rope import cos_sin, read_rope
@@ -100,25 +98,17 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     return TextEncoder(facts, body, NAMES)
 
 
-class _Experts(nn.Module):
-    """The sum of weight_e * down_e(act(up_e(x))) over the chosen experts, plus a bias: x [m, hidden] -> [m, hidden]."""
+class _Experts(SparseMoE):
+    """Experts of two matrices, and a bias of their sum."""
 
     def __init__(self, spec: EncoderSpec, routing: Routing) -> None:
-        self.routing, self.act, count = routing, activation(spec.act), routing.experts
-        sizes = (spec.hidden_size, spec.intermediate_size)
-        self.router = Linear(spec.hidden_size, count, quantize=False)
-        self.router.weight.attrs["sources"] = [["router.layer.weight"]]
-        self.up = ExpertLinear(count, *sizes, [[f"experts.{e}.up_proj"] for e in range(count)])
-        self.down = ExpertLinear(count, *sizes[::-1], [[f"experts.{e}.down_proj"] for e in range(count)])
-        for layer in (self.up, self.down):
-            layer.weight.attrs["reads"] = Fraction(routing.chosen, count)
+        super().__init__(spec.hidden_size, spec.intermediate_size, routing, spec.act, gated=False)
+        self.gate.weight.attrs["sources"] = [["router.layer.weight"]]
         self.bias = nn.Parameter((spec.hidden_size,))
         self.bias.attrs["sources"] = [["mlp.experts.bias"]]
 
     def forward(self, x: Tensor) -> Tensor:
-        weights, ids = route(self.router(x), self.routing)
-        outer = self.down(self.act(self.up(x, ids, shared=True)), ids, shared=False)
-        return op.add(op.tensor_expr_op(combine, "moe_combine", [weights, outer]), self.bias)
+        return op.add(super().forward(x), self.bias)
 
 
 class _SparseLayer(EncoderLayer):

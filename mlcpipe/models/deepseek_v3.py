@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from mlcpipe.models.glm4_moe import NAMES, grouped_routing, sparse_after
+from mlcpipe.models.glm4_moe import NAMES, drafts_itself, grouped_routing, sparse_after
 from mlcpipe.models.glm4_moe import complete_gguf as complete_glm4_moe
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -37,7 +37,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     mixers = latent_mixers(base)
     routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True, groups=(8, 4))
     shared = fields.integer("n_shared_experts", 1, low=0)
-    return decoder(base, mixers, sparse_after(base, routing, dense=3, shared=shared, width=2048))
+    return decoder(
+        base, mixers, sparse_after(base, routing, dense=3, shared=shared, width=2048), drafts=draft_of(base, mixers)
+    )
 
 
 def read_latent_base(
@@ -81,6 +83,13 @@ def latent_mixers(
         fields.flag("attention_bias", False), interleaved and fields.flag("rope_interleave", True), growth,
     )  # fmt: skip
     return [Mixer("self_attn", LatentAttention(spec, i)) for i in range(base.num_layers)]
+
+
+def draft_of(base: BaseConfig, mixers: Sequence[Mixer]) -> Mixer | None:
+    """The attention of the layer that drafts, if checkpoints have one."""
+    block = mixers[0].block
+    assert isinstance(block, LatentAttention)
+    return Mixer("self_attn", LatentAttention(block.latent, 0)) if drafts_itself(base) else None
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
-from mlcpipe.models.gemma2 import embedding_scale
+from mlcpipe.models.gemma2 import GGUF_NAMES, embedding_scale
 from mlcpipe.models.gemma3_text import DEFAULT_SLIDING_THETA, ropes_by_layer_type
 from mlcpipe.nn import per_layer
 from mlcpipe.nn.altup import AltUp, Streams
@@ -23,6 +23,7 @@ from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows
+from mlcpipe.nn.gguf import GgufFamily, GgufFile, by_layer, read_windows
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.mlp import GatedMLP
@@ -168,3 +169,42 @@ class Gemma3nLayer(nn.Module):
         y = op.add(y, self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(y))))
         corrected = self.altup.correct(predicted, y)
         return self.altup.add_to_others(corrected, self.per_layer(self.altup.output(corrected), inputs))
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """Ranks of residuals are not in the file: all models have the usual one."""
+    layers = config["num_hidden_layers"]
+    read_windows(file, config, 5, 512)
+    config["intermediate_size"] = by_layer(file, "feed_forward_length", layers)
+    config["num_key_value_heads"] = by_layer(file, "attention.head_count_kv", layers)[0]
+    config["num_kv_shared_layers"] = file.integer("attention.shared_kv_layers")
+    config["altup_num_inputs"] = file.integer("altup.num_inputs")
+    config["altup_active_idx"] = file.integer("altup.active_idx")
+    config["hidden_size_per_layer_input"] = file.integer("embedding_length_per_layer_input")
+    config["vocab_size_per_layer_input"] = config["vocab_size"]
+    config["final_logit_softcapping"] = file.number("final_logit_softcapping", 30.0)
+    quantiles = file.numbers("activation_sparsity_scale", layers).tolist()  # minus infinity in dense layers
+    config["activation_sparsity_pattern"] = [NormalDist().cdf(float(one)) for one in quantiles]
+    config["hidden_activation"] = "gelu_pytorch_tanh"
+    config["rope_local_base_freq"] = file.number("rope.freq_base_swa", DEFAULT_SLIDING_THETA)
+
+
+GGUF = GgufFamily(
+    "gemma3n",
+    _complete_gguf,
+    {
+        **GGUF_NAMES,
+        **per_layer.GGUF_NAMES,
+        "altup_proj": "altup_projections.{}",
+        "altup_unembd_proj": "altup_unembed_projections.{}",
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_correct_scale.weight": "altup.correct_output_scale",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    },
+    by_layer=True,
+)

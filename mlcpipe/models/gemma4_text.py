@@ -13,6 +13,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
+from mlcpipe.models.gemma2 import GGUF_NAMES as GEMMA_NAMES
 from mlcpipe.models.gemma2 import embedding_scale
 from mlcpipe.models.gemma3n_text import reads_of
 from mlcpipe.nn import per_layer
@@ -22,6 +23,7 @@ from mlcpipe.nn.base_config import BaseConfig, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows
 from mlcpipe.nn.decoder_layer import SANDWICH_NORM, DecoderLayer
+from mlcpipe.nn.gguf import GgufFamily, GgufFile, by_layer, read_experts, read_windows
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.moe import Routing, SparseMoE, combine, expert_counts, route
@@ -179,6 +181,57 @@ class Experts(SparseMoE):
         weights = op.multiply(weights, op.reshape(scales, weights.shape))
         outer = self.chosen(self.before(x), ids)
         return self.after(op.tensor_expr_op(combine, "moe_combine", [weights, outer]))
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """Heads are those of full layers in the file; MLPs of layers that share keys may be twice as wide."""
+    layers, full = config["num_hidden_layers"], config["head_dim"]
+    read_windows(file, config, 6, 512)
+    shared = config["num_kv_shared_layers"] = file.integer("attention.shared_kv_layers", 0)
+    widths, heads = (by_layer(file, key, layers) for key in ("feed_forward_length", "attention.head_count_kv"))
+    width = config["intermediate_size"] = widths[0]
+    double = config["use_double_wide_mlp"] = widths[-1] == 2 * width
+    if widths != [width * (2 if double and i >= layers - shared else 1) for i in range(layers)]:
+        raise file.error("feed_forward_length", "one width, or twice as much in layers that share keys", widths[:8])
+    slides = [one == SLIDING for one in config["layer_types"]]
+    sizes = {True: file.integer("attention.key_length_swa", full), False: full}
+    config["per_layer_config"] = {
+        str(i): {"head_dim": sizes[slide], "num_key_value_heads": count}
+        for i, (slide, count) in enumerate(zip(slides, heads))
+    }
+    config |= {"num_key_value_heads": heads[0], "head_dim": sizes[True]}
+    config["attention_k_eq_v"] = not slides[layers - 1] and f"blk.{slides.index(False)}.attn_v.weight" not in file
+    config["hidden_size_per_layer_input"] = file.integer("embedding_length_per_layer_input", 0)
+    config["vocab_size_per_layer_input"] = config["vocab_size"]
+    config |= {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": "blk.0.attn_q.bias" in file}
+    config["final_logit_softcapping"] = file.number("final_logit_softcapping", 0.0) or None
+    scaling = config.pop("rope_scaling", None) or {"rope_type": "default"}
+    config["rope_parameters"] = {
+        FULL: {**scaling, "rope_theta": config.pop("rope_theta")},
+        SLIDING: {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", 1e4)},
+    }
+    if file.integer("expert_count", 0):
+        read_experts(file, config)
+        config |= {"enable_moe_block": True, "top_k_experts": config.pop("num_experts_per_tok")}
+
+
+GGUF = GgufFamily(
+    "gemma4",
+    _complete_gguf,
+    {
+        **GEMMA_NAMES,
+        **per_layer.GGUF_NAMES,
+        "layer_output_scale": "layer_scalar",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        **{f"post_ffw_norm_{i}": f"post_feedforward_layernorm_{i}" for i in (1, 2)},
+    },
+    {f"ffn_{x}_exps": f"experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+    rope="proportional",
+    by_layer=True,
+)
 
 
 def _experts(base: BaseConfig) -> Experts:

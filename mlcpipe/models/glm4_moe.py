@@ -32,7 +32,12 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     specs = base.attentions(qkv_bias=fields.flag("attention_bias", False), norm=norm)
     routing = grouped_routing(fields, *expert_counts(fields, 128, 8), normalize=True)
     mlp = sparse_after(base, routing, dense=1, shared=fields.integer("n_shared_experts", 1, low=0))
-    return decoder(base, specs, mlp, ropes=[base.rope(partial=0.5)])
+    return decoder(base, specs, mlp, ropes=[base.rope(partial=0.5)], drafts=specs[-1] if drafts_itself(base) else None)
+
+
+def drafts_itself(base: BaseConfig) -> bool:
+    """Whether checkpoints have a layer that drafts; several of them, one for each token, are left out."""
+    return base.fields.integer("num_nextn_predict_layers", 0, low=0) == 1
 
 
 def grouped_routing(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.models.deepseek_v3 import ROUTER, latent_mixers, read_latent_base
+from mlcpipe.models.deepseek_v3 import ROUTER, draft_of, latent_mixers, read_latent_base
 from mlcpipe.models.glm4_moe import NAMES, grouped_routing, sparse_after
 from mlcpipe.nn.base_config import Defaults
 from mlcpipe.nn.causal_lm import CausalLM
@@ -36,4 +36,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (DENSE, SPARSE) for kind in kinds):
         raise ConfigError("field mlp_layer_types", where=fields.where, expected=f"{count} of {DENSE}, {SPARSE}")
     sparse = sparse_after(base, routing, dense=0, shared=shared, width=1536)
-    return decoder(base, mixers, lambda i: base.mlp() if kinds[i] == DENSE else sparse(count))
+    kinds = [*kinds, SPARSE]  # the last for the layer that drafts
+    return decoder(
+        base, mixers, lambda i: base.mlp() if kinds[i] == DENSE else sparse(count), drafts=draft_of(base, mixers)
+    )

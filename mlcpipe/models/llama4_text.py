@@ -1,4 +1,4 @@
-"""Llama 4 (Meta 2025): norms of heads after rope, layers without rope, one expert whose input its score multiplies.
+"""Llama 4 (Meta 2025): norms of heads after rope, layers without rope, experts whose inputs their scores multiply.
 
 Models: Llama 4 Scout, Maverick (text, up to the chunk of 8192 tokens); MobileLLM-R1 140M, 360M, 950M.
 """
@@ -71,11 +71,7 @@ def _sparse_layers(base: BaseConfig) -> range | list[int]:
 def _mlp(base: BaseConfig, sparse: bool) -> nn.Module:
     if not sparse:
         return base.mlp(width=base.fields.integer("intermediate_size_mlp", 16384))
-    experts, chosen = expert_counts(base.fields, 16, 1)
-    if chosen != 1:
-        raise ConfigError("field num_experts_per_tok", where=base.fields.where, expected=1, found=chosen)
-    width = base.intermediate_size
-    routing = Routing(experts, 1, "sigmoid", of_input=True)
+    width, routing = base.intermediate_size, Routing(*expert_counts(base.fields, 16, 1), "sigmoid", of_input=True)
     return SparseMoE(base.hidden_size, width, routing, base.act, shared_width=width)
 
 

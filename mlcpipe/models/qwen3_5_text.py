@@ -19,7 +19,16 @@ from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=4, head_dim=256, norm=NormSpec(offset=1.0))
-NAMES = CheckpointNames(prefixes=("model.", "model.language_model.", ""), unused=("mtp.",))  # mtp: a head that drafts
+NAMES = CheckpointNames(
+    prefixes=("model.", "model.language_model.", ""),
+    unused=("mtp.",),
+    top={
+        "mtp.eh_proj": "mtp.fc",
+        "mtp.enorm": "mtp.pre_fc_norm_embedding",
+        "mtp.hnorm": "mtp.pre_fc_norm_hidden",
+        "mtp.layer": "mtp.layers.0",
+    },
+)
 ATTENDS, LINEAR = "full_attention", "linear_attention"
 # What published files say and no model of the family does otherwise.
 FIXED: Mapping[str, list[Any]] = {
@@ -47,7 +56,8 @@ def hybrid(base: BaseConfig, mlp: Callable[[int], nn.Module] | None = None, **op
         attention if kind == ATTENDS else Mixer("linear_attn", GatedDelta(delta, i))
         for i, kind in enumerate(layer_kinds(base, [(i + 1) % step == 0 for i in range(base.num_layers)]))
     ]
-    return decoder(base, mixers, mlp, ropes=[base.rope(partial=0.25)])
+    drafts = attention if fields.integer("mtp_num_hidden_layers", 0, low=0) else None
+    return decoder(base, mixers, mlp, ropes=[base.rope(partial=0.25)], drafts=drafts)
 
 
 def delta_spec(base: BaseConfig, sizes: tuple[int, int, int, int], **options: Any) -> DeltaSpec:

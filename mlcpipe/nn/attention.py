@@ -17,6 +17,7 @@ from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
+from mlcpipe.nn.mlp import softplus
 from mlcpipe.nn.norm import layer_norm, norm_weight, rms_norm
 from mlcpipe.nn.step_states import StepStates
 
@@ -122,15 +123,15 @@ class Attention(AttentionBlock):
         return parts
 
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        """y [m, q_size] times the sigmoid of the gate."""
+        """y [m, q_size] times the sigmoid, or another function, of the gate."""
         width = self.spec.head_dim if self.spec.gate == "head" else 1
+
+        act = tirx.sigmoid if self.spec.gate_act == "sigmoid" else softplus
 
         def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
             return te.compute(
                 a.shape,
-                lambda i, j: (a[i, j].astype("float32") * tirx.sigmoid(gate[i, j // width].astype("float32"))).astype(
-                    a.dtype
-                ),
+                lambda i, j: (a[i, j].astype("float32") * act(gate[i, j // width].astype("float32"))).astype(a.dtype),
                 name="gated_heads",
             )
 

@@ -28,11 +28,13 @@ class AttentionSpec:
     clip           q, k and v are bounded to +- this number, after a norm over all of them
     gate           the output is multiplied by sigmoid(gate(x)): "element", or one number per "head"; "query": of each
                    element, by rows of the query's matrix, where each head has its query, then its gate
+    gate_act       the function of the gate, the sigmoid or another
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
     value_dim      dimensions of v and of outputs in a head, at most `head_dim`; 0 is `head_dim`
     latent         v is the first `value_dim` dimensions of k, and stored once with it
+    distances      scores get a bias of the query's head and of the key's distance, below this one; encoders on CPUs
     value_norm     v is normalized as q and k are, over each head, without weights
     keys_as_values v is k before its norm and RoPE: there is no v_proj
     reads          the layer whose keys and values are read, which has such attention: this one makes queries alone
@@ -58,11 +60,13 @@ class AttentionSpec:
     interleaved: int = 0
     clip: float = 0.0
     gate: Literal["", "element", "head", "query"] = ""
+    gate_act: Literal["sigmoid", "softplus"] = "sigmoid"
     sub_norm: bool = False
     growth: tuple[float, int, int] | None = None
     slopes: tuple[float, ...] = ()
     value_dim: int = 0
     latent: bool = False
+    distances: int = 0
     value_norm: bool = False
     keys_as_values: bool = False
     reads: int | None = None

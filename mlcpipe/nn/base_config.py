@@ -29,7 +29,8 @@ class Defaults:
 
     `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads, and with
     `fixed_heads` these hold whatever files say. `norm`: what its norms are; files state their epsilon. `expansion`: an
-    MLP without `intermediate_size` is as many times hidden_size wide. `num_layers`: of a file that lists them. `names`:
+    MLP without `intermediate_size` is as many times hidden_size wide. `num_layers`: of a file that lists them,
+    `num_heads` of one without attention. `names`:
     what the family calls the fields of Llama's config.json, which are read where a file has not that name.
     """
 
@@ -44,6 +45,7 @@ class Defaults:
     expansion: int = 0
     fixed_heads: bool = False
     num_layers: int | None = None
+    num_heads: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -145,7 +147,7 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
     fields.refuse(**neutral)
     name = {one: defaults.names.get(one, one) for one in _SHARED}
     name = {one: one if called not in config and one in config else called for one, called in name.items()}
-    heads = fields.integer(name["num_attention_heads"], high=4096)
+    heads = fields.integer(name["num_attention_heads"], defaults.num_heads, high=4096)
     kv_heads = fields.optional_integer(name["num_key_value_heads"], defaults.num_kv_heads, high=4096) or heads
     if heads % kv_heads:
         raise ConfigError(

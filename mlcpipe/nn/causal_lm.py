@@ -8,6 +8,7 @@ from fractions import Fraction
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlcpipe.errors import ConfigError
 from mlcpipe.nn.altup import Streams
 from mlcpipe.nn.attention_spec import AttentionBlock
 from mlcpipe.nn.draft_head import DraftHead
@@ -122,6 +123,7 @@ class CausalLM(LanguageModel):
         """`head_bias`: of the logits; the others are those of `Decoder`."""
         super().__init__(facts)
         self.draft_head: DraftHead | None = None
+        self.own_head: DraftHead | None = None  # that its checkpoints may have
         self.model = Decoder(
             facts,
             layers,
@@ -135,6 +137,15 @@ class CausalLM(LanguageModel):
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size, head_bias)
             self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)
 
+    def check_uniform(self, where: str) -> None:
+        """Raises ConfigError for what TVM's cache cannot serve: layers of several shapes, or with a row per token."""
+        super().check_uniform(where)
+        if self.model.per_layer is not None:
+            raise ConfigError(
+                f"layers of {self.facts.model_type}", where=where, expected="layers that get hidden states alone",
+                found="embeddings for each layer", next_step="compile for a target with kv_cache = pages",
+            )  # fmt: skip
+
     def add_draft_head(self, head: DraftHead) -> None:
         """Add the parameters and functions of a head, and forwards that keep rows for it."""
         self.draft_head = head
@@ -144,7 +155,10 @@ class CausalLM(LanguageModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [m, hidden] -> f32[m, vocab]."""
-        y = self.model.embed_tokens.project(hidden) if self.facts.tied else self.lm_head(hidden)
+        return self.finished(self.model.embed_tokens.project(hidden) if self.facts.tied else self.lm_head(hidden))
+
+    def finished(self, y: Tensor) -> Tensor:
+        """The products of some tokens [m, n] -> their logits, f32[m, n]."""
         y = y if y.dtype == "float32" else op.astype(y, "float32")
         y = scaled(y, self.facts.logit_scale)
         if self.facts.logit_softcap:

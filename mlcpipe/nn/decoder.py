@@ -12,6 +12,7 @@ from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder_layer import PRE_NORM, DecoderLayer, LayerForm
+from mlcpipe.nn.next_token import NextTokenHead
 from mlcpipe.nn.rope import Rope, no_rope
 
 
@@ -35,13 +36,15 @@ def decoder(
     ropes: Sequence[Rope] | None = None,
     rope_of: Sequence[int] | None = None,
     rotated: Sequence[bool] | None = None,
+    drafts: AttentionSpec | Mixer | None = None,
     **options: Any,
 ) -> CausalLM:
     """A model of layers that attend, or mix tokens otherwise; None: a layer has an MLP alone.
 
     `mlp(i)` makes the MLP of layer i, if it has one, by default all are `base.mlp()`. `form` is that of all layers or
     of each. `scale` multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the
-    one of layer i; layers that are not `rotated` have none. `options` are those of CausalLM and ModelFacts.
+    one of layer i; layers that are not `rotated` have none. `drafts` attends in the layer that checkpoints have after
+    the last one to draft tokens, if they have it. `options` are those of CausalLM and ModelFacts.
     """
     count = base.num_layers
     ropes = [base.rope()] if ropes is None else list(ropes)
@@ -58,7 +61,12 @@ def decoder(
         for i, (name, block) in enumerate(blocks)
     ]
     of_model = {name: options.pop(name) for name in _OF_MODEL if name in options}
-    return CausalLM(base.facts(ropes, of, **options), layers, base.norm, **of_model)
+    model = CausalLM(base.facts(ropes, of, **options), layers, base.norm, **of_model)
+    if drafts is not None:
+        block = _mixer(drafts, 0).block
+        layer = DecoderLayer(block, base.mlp() if mlp is None else mlp(count), base.hidden_size, base.norm, forms[-1])
+        model.own_head = NextTokenHead(layer, ropes[0], base.norm, model.facts)
+    return model
 
 
 def _mixer(of: AttentionSpec | Mixer | None, layer: int) -> Mixer:

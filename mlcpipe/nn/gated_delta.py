@@ -77,8 +77,8 @@ class GatedDelta(nn.Module):
 
     def states(self, model: LanguageModel) -> list[State]:
         """The last inputs of the convolution, and the matrices."""
-        spec = self.spec
-        matrix = Part(name="matrix", dtype="float32", shape=(spec.key_dim, spec.value_dim))
+        spec, columns = self.spec, self._shape("float32").columns
+        matrix = Part(name="matrix", dtype="float32", shape=(spec.value_dim // columns, spec.key_dim, columns))
         own = State(
             name=self._state, kind="slot", parts=(matrix,), copies=spec.value_heads, dtype="float32",
             layers=(self.layer,),
@@ -89,16 +89,18 @@ class GatedDelta(nn.Module):
     def _state(self) -> str:
         return f"layers.{self.layer}.delta"
 
+    def _shape(self, dtype: str, many: bool = False) -> DeltaShape:
+        spec = self.spec
+        sizes = (spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim)
+        return DeltaShape(*sizes, dtype, spec.beta_scale, spec.tiled, many)
+
     def forward(self, x: Tensor, kv: StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]; the order of tokens needs neither `cos` nor `sin`."""
         spec, m = self.spec, x.shape[0]
         qkvz, ba = self.in_proj(x), self.in_proj_ba(x)
         qkv = self.conv1d(columns(qkvz, 0, spec.channels, x.dtype), kv)
-        shape = DeltaShape(
-            spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim, x.dtype, spec.beta_scale, spec.tiled,
-            kv.prefill_rows,
-        )  # fmt: skip
-        func = importlib.import_module(f"tir_schedules.{kv.kernels}.gated_delta").gated_delta(shape)
+        kernels = importlib.import_module(f"tir_schedules.{kv.kernels}.gated_delta")
+        func = kernels.gated_delta(self._shape(x.dtype, kv.prefill_rows))
         out = Tensor.placeholder((m, spec.value_size), x.dtype)
         (y,) = kv.update(self._state, func, "gated_delta", [qkv, ba, self.A_log, self.dt_bias], [out])
         y = op.reshape(y, (m * spec.value_heads, spec.value_dim))

@@ -51,6 +51,12 @@ SCAN = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+CHANNEL_SCAN = {
+    **{name: SCAN[name] for name in ("ssm_a", "ssm_d", "ssm_conv1d", "ssm_in", "ssm_out")},
+    "ssm_x": "mamba.x_proj",
+    "ssm_dt": "mamba.dt_proj",
+    **{f"ssm_{x}_norm": f"mamba.{x}_layernorm" for x in ("dt", "b", "c")},
+}
 
 
 class GgufFile(Protocol):
@@ -88,10 +94,11 @@ class GgufFamily:
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family, where several share an architecture
     rope         "full" rotates whole heads, "partial" a part of each, scaled as the file says; "longrope" has tensors
-                 of factors
+                 of factors; of "proportional" heads a part has angles, as a tensor of divisors says
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     grouped      rows of attn_qkv are those of q, of k and of v, which the checkpoint has by KV head
     norm_offset  added to the weights of norms in the file
+    by_layer     MLPs' widths and numbers of KV heads may be listed by layer; `complete` reads them
     latent       attention is latent: its keys and values have the sizes that `read_latent` reads
     some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
     """
@@ -101,15 +108,27 @@ class GgufFamily:
     names: Mapping[str, str] = field(default_factory=lambda: PRE_NORM)
     experts: Mapping[str, str] = field(default_factory=dict)
     applies: Callable[[GgufFile], bool] | None = None
-    rope: Literal["full", "partial", "longrope"] = "full"
+    rope: Literal["full", "partial", "longrope", "proportional"] = "full"
     interleaved: bool = False
     grouped: bool = False
     norm_offset: float = 0.0
     some_attend: bool = False
+    by_layer: bool = False
     latent: bool = False
     also: tuple[str, ...] = ()
     names_of: Callable[[GgufFile], Mapping[str, str]] | None = None
     numbers: Mapping[str, str | float] = field(default_factory=dict)
+
+
+def by_layer(file: GgufFile, key: str, layers: int) -> list[int]:
+    """The positive integers of all layers, which the file lists or has as one."""
+    if isinstance(stated := file.get(key), int):
+        return [stated] * layers
+    numbers = file.numbers(key, layers)
+    if numbers.dtype.kind not in "iu" or numbers.min(initial=1) < 1:
+        raise file.error(key, "positive integers")
+    found: list[int] = numbers.tolist()
+    return found
 
 
 def read_experts(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "softmax") -> None:

@@ -84,7 +84,7 @@ class LanguageModel(nn.Module):
         if self.kv_dtype in QUANTIZED:
             options["activation_dtype"] = self.dtype
         options |= {"value_dim": of.value_dim, "latent": of.latent, "sinks": of.sinks, "page_group": group}
-        options["queries_only"] = of.reads is not None
+        options |= {"queries_only": of.reads is not None, "distances": of.distances}
         return shape(of.num_heads, of.num_kv_heads, of.head_dim, self.kv_dtype, of.softcap, **options)
 
     def attention_state(self, of: AttentionSpec, name: str, *layers: int) -> State:

@@ -115,11 +115,14 @@ class XIELU(nn.Module):
         return op.tensor_expr_op(_xielu, "xielu", [x, self.alpha_p, self.alpha_n])
 
 
+def softplus(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """log(1 + exp(value)) in float32."""
+    zero, one = tirx.const(0.0, "float32"), tirx.const(1.0, "float32")
+    return tirx.max(value, zero) + tirx.log(one + tirx.exp(-tirx.abs(value)))
+
+
 def _xielu(x: te.Tensor, alpha_p: te.Tensor, alpha_n: te.Tensor) -> te.Tensor:
     one, half = tirx.const(1.0, "float32"), tirx.const(0.5, "float32")
-
-    def softplus(value: tirx.PrimExpr) -> tirx.PrimExpr:
-        return tirx.max(value, tirx.const(0.0, "float32")) + tirx.log(one + tirx.exp(-tirx.abs(value)))
 
     def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
         value = x[i, j].astype("float32")

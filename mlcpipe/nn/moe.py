@@ -32,7 +32,7 @@ class Routing:
     bias    the router has a correction bias for the choice (DeepSeek-V3, Liu et al. 2024)
     jitter  of "sparsemixer" (Liu et al. 2024), of two experts: the weight of each is its softmax among those that come
             after it in the order of logits and are at most 2 * jitter smaller, relative to the larger magnitude
-    of_input  the weight of the one expert multiplies its input
+    of_input  weights multiply what experts read, and not their results
     groups  experts are in that many groups, of which those `top_groups` count whose `group_score` is best: their
             largest number ("max") or the sum of their two largest ("top2")
     """
@@ -129,14 +129,18 @@ class SparseMoE(nn.Module):
         """x [m, hidden] -> [m, hidden]."""
         weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
         if self.routing.of_input:
-            y = self.chosen(op.multiply(x, op.astype(weights, x.dtype)), ids)
+            m, top = ids.shape
+            each = op.multiply(op.unsqueeze(x, 1), op.unsqueeze(op.astype(weights, x.dtype), 2))
+            x_of_each = op.reshape(each, (m * top, x.shape[1]))
+            weights, outer = op.ones((m, top), "float32"), self.chosen(x_of_each, ids, shared=False)
         else:
-            y = op.tensor_expr_op(combine, "moe_combine", [weights, self.chosen(x, ids)])
+            outer = self.chosen(x, ids)
+        y = op.tensor_expr_op(combine, "moe_combine", [weights, outer])
         return y if self.shared_expert is None else op.add(y, self._shared(x))
 
-    def chosen(self, x: Tensor, ids: Tensor) -> Tensor:
-        """What the experts ids i32[m, top] make of x [m, hidden] -> [m * top, hidden]."""
-        inner = self.experts_gate_up(x, ids, shared=True)
+    def chosen(self, x: Tensor, ids: Tensor, *, shared: bool = True) -> Tensor:
+        """What experts i32[m, top] make of x [m, hidden], or [m * top, hidden] if not `shared`: [m * top, hidden]."""
+        inner = self.experts_gate_up(x, ids, shared=shared)
         return self.experts_down(gated(self.act, inner) if self.gated else self.act(inner), ids, shared=False)
 
     def _shared(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_DRAFTS = "mtp.layer"  # the layer of a model's own draft head, whose modules have the names of other layers'
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -30,6 +31,8 @@ class CheckpointNames:
     def published(self, name: str) -> str:
         """The checkpoint's name of a tensor, still with `model.` instead of a prefix."""
         head, _, rest = name.partition(".")
+        if name.startswith(f"{_DRAFTS}."):
+            return f"{self.top[_DRAFTS]}.{_renamed(name.removeprefix(f'{_DRAFTS}.'), self.layer)}"
         if head != "model":
             return _renamed(name, self.top)
         if not rest.startswith("layers."):

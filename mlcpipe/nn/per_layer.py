@@ -25,6 +25,16 @@ LAYER_NAMES = {
     "per_layer.norm": "post_per_layer_input_norm",
 }
 
+# llama.cpp's names of the same.
+GGUF_NAMES = {
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+
 
 class PerLayerInputs(nn.Module):
     """(norm(projection(x) / sqrt(hidden)) + sqrt(size) * table[token]) / sqrt(2), norms over the `size` of each layer.

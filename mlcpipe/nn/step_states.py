@@ -36,6 +36,7 @@ class StepStates:
     ) -> None:
         self.step, self.tensors, self.prefill_rows = step, tensors, prefill_rows
         self.rows: Tensor | None = None  # of the step, where it is not all of them
+        self.biases: Tensor | None = None  # of scores by head and distance, as `tir_schedules.paged.Heads` has them
         self._model, self._table, self._bidirectional = model, table, bidirectional
 
     @property
@@ -69,7 +70,8 @@ class StepStates:
         out = Tensor.placeholder((m, of.num_heads, of.v_dim), qkv.dtype)
         workspace = () if self.prefill_rows else shape.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
-        optional = [one for one in (self.rows, sinks) if one is not None]
+        biases = self.biases if of.distances else None
+        optional = [one for one in (self.rows, sinks, biases) if one is not None]
         attended = op.tensor_ir_op(functions[name], name, [qkv, self.step, pages, *optional], outputs)
         attended = attended if isinstance(attended, Tensor) else attended[0]
         if "rotate_out" in functions:

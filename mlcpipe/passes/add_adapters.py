@@ -11,12 +11,14 @@ import re
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from mlcpipe.errors import TargetError
 from mlcpipe.passes.lowering import Adapted, Lowering, Rebuild, is_op, rebuild, weight_params
 from mlcpipe.weights.table import Weight
+from tir_schedules import step_layout as layout
 from tir_schedules.adapter_shape import AdapterShape
+from tir_schedules.op import tag
 
 _LAYER = re.compile(r".*\blayers\.\d+\..*")
 _FORWARDS = ("decode", "prefill")
@@ -29,16 +31,20 @@ def add_adapters(state: Lowering) -> Lowering:
     adapted = _adapted(state)
     indices = {one.name: at for at, one in enumerate(adapted)}
     mod = tvm.IRModule(dict(state.mod.functions))
-    inputs: dict[relax.Var, tuple[relax.Var, relax.Var]] = {}  # by a function's first weight: its step and its adapters
+    inputs: dict[
+        relax.Var, list[relax.Var]
+    ] = {}  # by a function's first weight: its step, its adapters, rows of logits
     for name in _FORWARDS:
         func = _with_adapters(state.mod[name], adapted, f"{name}_adapted")
         mod[f"{name}_adapted"] = func
-        inputs[weight_params(func)[0]] = next(var for var in func.params if var.name == "step"), _last_input(func)
+        named = {var.name: var for var in func.params}
+        rows = [named["rows"]] if "rows" in named else []
+        inputs[weight_params(func)[0]] = [named["step"], _last_input(func), *rows]
     found: dict[relax.Var, int] = {}
-    current: list[tuple[relax.Var, relax.Var]] = []
+    current: list[relax.Var] = []  # of the function, and the step of its rows of logits once that is made
 
     def prologue(work: Rebuild, old: list[relax.Var], new: list[relax.Var]) -> None:
-        current[:] = [inputs[old[0]]] if old[0] in inputs else []
+        current[:] = inputs.get(old[0], [])
         names = [weight.name for weight in state.weights]
         found.update({var: indices[name] for var, name in zip(old, names) if name in indices} if current else {})
 
@@ -46,13 +52,39 @@ def add_adapters(state: Lowering) -> Lowering:
         index = _index(work, value, found)
         if index is None:
             return None
-        (step, arrays), kernel = current[0], _kernels(state).add_adapters(adapted[index].shape)
+        (step, arrays, *narrowed), kernel = current, _kernels(state).add_adapters(adapted[index].shape)
+        if narrowed and value.args[0].ty.shape[0].same_as(narrowed[0].ty.shape[0]):
+            if len(narrowed) == 1:
+                current.append(_step_of_rows(work, step, narrowed[0]))
+            step = current[-1]
         a, b, scale = (work.emit(relax.TupleGetItem(arrays, 3 * index + i)) for i in range(3))
         args = [value.args[0], step, a, b, scale, work.emit(value)]
         kernel_var = work.bb.add_func(kernel, "add_adapters")
         return relax.op.call_tir_inplace(kernel_var, args, [len(args) - 1], value.ty)
 
     return rebuild(state.with_mod(mod, adapted=adapted), replacement, None, prologue)
+
+
+def _step_of_rows(work: Rebuild, step: relax.Var, rows: relax.Var) -> relax.Var:
+    """What kernels of adapters read of a step, for some of its rows."""
+    integers = te.placeholder(tuple(step.ty.shape), "int32", name="step")
+    picked = te.placeholder(tuple(rows.ty.shape), "int32", name="rows")
+    count = picked.shape[0]
+
+    def integer(i: tirx.Var) -> tirx.PrimExpr:
+        value = integers[tirx.min(i, layout.HEADER - 1)]
+        for at, field in enumerate((layout.ADAPTER_BEGIN, layout.ADAPTER_END)):
+            begin = layout.HEADER + at * count
+            value = tirx.if_then_else(i == field, begin.astype("int32"), value)
+            row = picked[tirx.max(tirx.min(i - begin, count - 1), 0)]
+            own = integers[(integers[field] + row).astype("int64")]
+            value = tirx.if_then_else(tirx.all(i >= begin, i < begin + count), own, value)
+        return value
+
+    of_rows = te.compute((layout.HEADER + 2 * count,), integer, name="step_of_rows")
+    func = tag(te.create_prim_func([integers, picked, of_rows]), "step_of_rows")
+    out = relax.TensorType((layout.HEADER + 2 * count,), "int32")
+    return work.emit(work.call_tir(func, "step_of_rows", [step, rows], out))
 
 
 def _kernels(state: Lowering) -> Any:

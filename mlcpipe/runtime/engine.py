@@ -82,7 +82,8 @@ class Engine:
             check_shiftable(loaded.context_length)
         if draft not in (None, "lookup", "off") or (draft == "off" and draft_model is not None):
             raise UsageError("draft", expected="lookup, or off without a draft model", found=repr(draft))
-        drafts = (draft or ("off" if draft_model is None else "lookup")) == "lookup"
+        heads = loaded.manifest.model.eagle is not None or loaded.manifest.model.draft_heads
+        drafts = (draft or ("off" if draft_model is None and not heads else "lookup")) == "lookup"
         model = LoadedModel(loaded, None if adapter is None else Path(adapter), drafts=drafts)
         source = None
         if drafts or draft_model is not None:

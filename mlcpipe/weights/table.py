@@ -105,7 +105,9 @@ def _weight(name: str, param: nn.Parameter) -> Weight:
     kind = attrs.get("pack", "vector")
     add, reads = float(attrs.get("add", 0.0)), Fraction(attrs.get("reads", 1))
     order = attrs["order"].tobytes() if "order" in attrs else b""
-    return Weight(name, shape, str(param.dtype), kind, sources or ((name,),), add=add, reads=reads, order=order)
+    rows = (0, shape[0]) if "first_rows_of" in attrs else None
+    sources = ((attrs["first_rows_of"],),) if rows else sources or ((name,),)
+    return Weight(name, shape, str(param.dtype), kind, sources, add=add, reads=reads, order=order, rows=rows)
 
 
 def join(weights: Sequence[Weight], name: str) -> Weight:
@@ -172,7 +174,7 @@ def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, unused: Seq
     used: dict[str, str] = {}
     for weight in weights:
         for source in (s for group in weight.sources for s in group):
-            if source in used:
+            if source in used and weight.rows is None:
                 raise CheckpointError(f"tensor {source} is used twice", where=f"{used[source]} and {weight.name}")
             if source not in checkpoint.tensors:
                 raise CheckpointError(
@@ -205,6 +207,8 @@ def _check_shape(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint)
     if weight.kind == "vector":  # norms of heads, as [heads, size]
         shapes = [(int(np.prod(part)),) if len(part) == 2 else part for part in shapes]
     rows = sum(part[0] if part else 0 for part in shapes)
+    if weight.rows is not None and rows > shape[0]:
+        rows = shape[0]
     if any(len(part) != len(shape) or part[1:] != shape[1:] for part in shapes) or rows != shape[0]:
         raise CheckpointError(
             f"tensor {', '.join(group)} has a different shape than config.json specifies",

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import mlcpipe
 from mlcpipe import SamplingParams
+from mlcpipe.bundle.memory import many_sequences
+from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.serving import draft_model
 from mlcpipe.runtime.serving.batching import Batching
+from mlcpipe.runtime.serving.core import GREEDY, Core
 from mlcpipe.runtime.serving.cost_model import CostModel
-from mlcpipe.runtime.serving.drafting import Search
+from mlcpipe.runtime.serving.draft_model import ModelDrafter
+from mlcpipe.runtime.serving.drafting import Lookup, Search
+from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.interface import Request
+from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from tests.conftest import QUICK
 from tests.models import tiny
 
@@ -24,7 +35,7 @@ CASE = next(case for case in tiny.family_cases("llama") if case.variant == "defa
 VOCAB, CONTEXT = 160, 128
 
 
-def compiled(checkpoint: Path, head: Path, bundle: Path, target: str = QUICK, **options: Any) -> LoadedBundle:
+def compiled(checkpoint: Path, head: Path | None, bundle: Path, target: str = QUICK, **options: Any) -> LoadedBundle:
     options = {"quantization": "q0f32", "kv_cache_dtype": "f32", **options}
     made = mlcpipe.compile(checkpoint, target=target, context_length=CONTEXT, draft_head=head, output=bundle, **options)
     return load_bundle(made, CONTEXT, 2)
@@ -73,6 +84,40 @@ def assert_same_answers(bundle: LoadedBundle, count: int) -> None:
         assert answers(drafting, count) == expected
         assert answers(drafting, count) == expected
         assert drafting.stats().drafted > 20 * count
+
+
+def assert_logits_of_drafts(
+    bundle: LoadedBundle,
+    prompts: list[list[int]],
+    expected: Callable[[list[int], int], Iterator[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of every drafted token: `expected(tokens, count)` yields logits [V] of the next ones after `tokens`."""
+    core = Core(bundle, many_sequences(bundle.manifest, bundle.context_length, 4 * CONTEXT), Limits(CONTEXT))
+    head, seen, checked = EagleDraft(core, 4 * CONTEXT), list[Any](), 0
+
+    def copied(guess: Callable[..., Any], *given: Any) -> Any:
+        logits = guess(*given)
+        seen.append(tvm_runtime.array(bundle.device.read(logits)).copy())
+        return logits
+
+    for name in ("_guess_first", "_guess_next"):
+        monkeypatch.setattr(head, name, partial(copied, getattr(head, name)))
+    for prompt in prompts:
+        drafter = ModelDrafter(head, Lookup(), GREEDY)
+        core.scheduler.submit(ScheduledRequest(tuple(prompt), 8, params=GREEDY, drafter=drafter))
+    for now in itertools.count():
+        head.propose(core.scheduler)
+        for index, one in enumerate(core.scheduler.admission.running if seen else ()):
+            with torch.no_grad():
+                for found, logits in zip(seen, expected(one.tokens, len(seen))):
+                    np.testing.assert_allclose(found[index], logits.numpy(), atol=2e-4, rtol=1e-4)
+                    checked += 1
+        seen.clear()
+        if (step := core.scheduler.plan(now)) is None:
+            break
+        core.scheduler.settle(step, core.compute(step), now)
+    assert checked > 20
 
 
 def assert_drafts_stand(bundle: LoadedBundle, expected: list[int]) -> None:

@@ -30,6 +30,7 @@ FAMILIES = (
     "olmo2-default",
     "lfm2-default",
     "gpt_neox-default",
+    "gemma4_text-default",
 )
 Compile = Callable[..., Path]
 
@@ -80,7 +81,7 @@ def test_ranks_scales_and_modules(rank: int, compiled: Compile, tmp_path: Path) 
 
 @pytest.mark.full
 @pytest.mark.full_cases("llama-default-q4f16_1", "qwen3_moe-default-q8f16_1")
-@pytest.mark.parametrize("format_", [f"{name}-{q}" for name in ("llama-default", "gemma2-softcaps", "qwen3_moe-default")
+@pytest.mark.parametrize("format_", [f"{name}-{q}" for name in ("llama-default", "gemma2-softcaps", "gemma4_text-default", "qwen3_moe-default")
                                      for q in ("q4f16_1", "q0f32", "q8f16_1")])  # fmt: skip
 def test_beside_other_adapters_as_alone(format_: str, compiled: Compile, tmp_path: Path) -> None:
     """Bits: prompts in chunks beside each other and beside decode, other blocks, pages that prompts share."""

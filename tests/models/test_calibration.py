@@ -54,10 +54,9 @@ def observed(folder: Path, windows: list[list[int]]) -> tuple[Any, dict[str, Any
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear | transformers.pytorch_utils.Conv1D):
             module.register_forward_pre_hook(watch(f"{name}.weight"))
+    body = model.model if model.base_model is model else model.base_model
     with torch.no_grad():
-        hidden = [
-            model.base_model(torch.tensor([ids]), use_cache=False).last_hidden_state[0].numpy() for ids in windows
-        ]
+        hidden = [body(torch.tensor([ids]), use_cache=False).last_hidden_state[0].numpy() for ids in windows]
     return hidden, {name: np.concatenate(parts) for name, parts in rows.items()}
 
 

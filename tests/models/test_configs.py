@@ -228,8 +228,14 @@ def test_refused(family: str, fields: dict[str, Any], word: str) -> None:
 
 
 def test_a_browser_s_cache_refuses_layers_that_do_not_attend() -> None:
-    with pytest.raises(ConfigError, match="layers of lfm2 in webgpu; expected attention .* in every layer"):
-        prepare_model(config("lfm2"), load_target("webgpu"), load_scheme("q4f32_1"))
+    def refuses(family: str, words: str, **fields: Any) -> None:
+        with pytest.raises(ConfigError, match=f"layers of {family} in webgpu; expected {words}"):
+            prepare_model(config(family, **fields), load_target("webgpu"), load_scheme("q4f32_1"))
+
+    refuses("lfm2", "attention .* in every layer")
+    refuses("gemma4_text", "attention .* in every layer")
+    refuses("gemma3n_text", "layers that get hidden states alone")
+    refuses("gemma3n_text", "attention .* in every layer", num_kv_shared_layers=1)
 
 
 # Fields that published files carry and that change nothing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,10 @@ pytestmark = pytest.mark.full
 
 from torch.nn.functional import cross_entropy, silu
 
-from mlcpipe.bundle.memory import many_sequences
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.draft_heads import with_draft_head
-from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.loading import LoadedBundle
-from mlcpipe.runtime.serving.core import GREEDY, Core
-from mlcpipe.runtime.serving.draft_model import ModelDrafter
-from mlcpipe.runtime.serving.drafting import Lookup
 from mlcpipe.runtime.serving.eagle import EagleDraft
-from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.sequence import ScheduledRequest
 from tests.models import tiny
 from tests.models.drafted import (
     CASE,
@@ -35,6 +27,7 @@ from tests.models.drafted import (
     always_draft,
     answers,
     assert_drafts_stand,
+    assert_logits_of_drafts,
     assert_same_answers,
     compiled,
     engine,
@@ -141,38 +134,13 @@ def test_logits_are_those_of_the_definition(
     tensors, config = (random_eagle(VOCAB, SOME_TOKENS), SOME_TOKENS) if some else (own_embedding(), OWN_EMBEDDING)
     if not some:
         bundle = with_head(checkpoint, tmp_path, tensors, config)
-    core = Core(bundle, many_sequences(bundle.manifest, bundle.context_length, 4 * CONTEXT), Limits(CONTEXT))
-    head = EagleDraft(core, 4 * CONTEXT)
-    seen: list[Any] = []
-    first, following = head._guess_first, head._guess_next
-    monkeypatch.setattr(head, "_guess_first", lambda *given: copied(seen, bundle, first(*given)))
-    monkeypatch.setattr(head, "_guess_next", lambda *given: copied(seen, bundle, following(*given)))
-    model, prompts = tiny.build_model(CASE, tiny.settled_seed(CASE)), [tiny.prompt_tokens(CASE, 37), [5, 4, 3]]
-    for prompt in prompts:
-        drafter = ModelDrafter(head, Lookup(), GREEDY)
-        core.scheduler.submit(ScheduledRequest(tuple(prompt), 8, params=GREEDY, drafter=drafter))
-    embedding, checked = model.model.embed_tokens.weight.detach(), 0
-    for now in itertools.count():
-        head.propose(core.scheduler)
-        running = core.scheduler.admission.running
-        for index, one in enumerate(running if seen else ()):
-            with torch.no_grad():
-                states = states_of(model, torch.tensor([one.tokens[:-1]]))[0]
-                for found, expected in zip(
-                    seen, Head(tensors, config, embedding).drafts(one.tokens, states, len(seen))
-                ):
-                    np.testing.assert_allclose(found[index], expected.numpy(), atol=2e-4, rtol=1e-4)
-                    checked += 1
-        seen.clear()
-        if (step := core.scheduler.plan(now)) is None:
-            break
-        core.scheduler.settle(step, core.compute(step), now)
-    assert checked > 20
+    model = tiny.build_model(CASE, tiny.settled_seed(CASE))
+    head = Head(tensors, config, model.model.embed_tokens.weight.detach())
 
+    def expected(tokens: list[int], count: int) -> Iterator[Any]:
+        return head.drafts(tokens, states_of(model, torch.tensor([tokens[:-1]]))[0], count)
 
-def copied(seen: list[Any], bundle: LoadedBundle, logits: Any) -> Any:
-    seen.append(tvm_runtime.array(bundle.device.read(logits)).copy())
-    return logits
+    assert_logits_of_drafts(bundle, [tiny.prompt_tokens(CASE, 37), [5, 4, 3]], expected, monkeypatch)
 
 
 @pytest.mark.usefixtures("always")

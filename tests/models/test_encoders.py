@@ -16,7 +16,10 @@ import torch
 from safetensors.numpy import save_file
 
 import mlcpipe
+from mlcpipe.compiler.export import prepare_model
 from mlcpipe.encoders import build_encoder
+from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.targets import load_target
 from tests.conftest import QUICK
 from tests.models import nomic_moe
 from tests.models import tiny_encoders as tiny
@@ -32,6 +35,7 @@ CASES = [
     ("gemma3_text", "mean", {}),
     ("gte", "cls", {}),
     ("jina_embeddings_v3", "mean", {}),
+    ("mpnet", "mean", {}),
     ("qwen3", "mean", {"is_causal": False}),
     ("xlm-roberta", "cls", {}),
     ("bert", "cls", {"hidden_act": "gelu_new", "num_hidden_layers": 2}),
@@ -168,6 +172,11 @@ def test_frequencies_of_gte_s_first_files() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     with pytest.raises(mlcpipe.MlcpipeError, match="mixed_b"):
         build_encoder({**config, "rope_scaling": {**scaling, "mixed_b": 0.5}})
+
+
+def test_biases_of_distances_are_for_cpus() -> None:
+    with pytest.raises(mlcpipe.MlcpipeError, match="no biases of distances in vulkan; expected a CPU; found mpnet"):
+        prepare_model({"model_type": "mpnet"}, load_target("vulkan"), load_scheme("q4f16_1"), encoder=True)
 
 
 def test_long_texts_are_refused_or_cut(bert: tuple[Any, mlcpipe.Embedder]) -> None:

@@ -24,6 +24,7 @@ from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model, gguf_families
 from mlcpipe.nn.language_model import blocks_of
+from mlcpipe.nn.mamba import Mamba
 from mlcpipe.nn.mamba2 import Mamba2
 from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.recipe import load_recipe
@@ -37,6 +38,7 @@ Q8_0 = gguf.GGMLQuantizationType.Q8_0
 BLOCK = "model.layers.0.block_sparse_moe.experts"
 _OTHERS = {
     "falcon": ("new",),
+    "gemma4_text": ("experts",),
     "llama": ("llama3_tied", "linear_bias", "yarn"),
     "phi3": ("longrope", "longrope_partial", "partial_window"),
     "qwen3": ("tied",),
@@ -53,7 +55,7 @@ assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for nam
 def facts_of(config: Mapping[str, Any]) -> Any:
     """A model's facts and those of its layers, with numbers in float32, as GGUF has them."""
     model = build_model(config)
-    scans = [block.spec for block in blocks_of(model.model, Mamba2)]
+    scans = [block.spec for block in blocks_of(model.model, (Mamba, Mamba2))]
     return _rounded([asdict(facts) for facts in (model.facts, *model.attentions(), *scans)])
 
 

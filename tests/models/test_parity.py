@@ -18,7 +18,19 @@ import mlcpipe
 from tests.conftest import QUICK
 from tests.models import tiny
 
-CASES = [case for cases in tiny.tiny_checkpoints().values() for case in cases]
+# Families that scan: one of each kind is in `make test-full`.
+SCANS = ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h")
+SELDOM = {case.id for name in SCANS for case in tiny.family_cases(name)} - {
+    "falcon_h1-norms",
+    "granitemoehybrid-default",
+    "jamba-default",
+    "nemotron_h-default",
+}
+CASES = [
+    pytest.param(case, id=case.id, marks=pytest.mark.everything if case.id in SELDOM else ())
+    for cases in tiny.tiny_checkpoints().values()
+    for case in cases
+]
 TOKENS = 40
 PREFILL = 12
 # One family for each kind of block: plain, two norms with a window and softcaps, scaled RoPE; experts are in the full tier.
@@ -34,7 +46,7 @@ class Built:
     engine: mlcpipe.Engine
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.id)
+@pytest.fixture(scope="module", params=CASES)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     """Compiles a case once for all tests of this module."""
     case: tiny.TinyCase = request.param

@@ -162,6 +162,7 @@ def test_sizes_that_the_file_leaves_out_are_those_of_transformers() -> None:
     """As in the published files of Gemma 3 and LLaVA."""
     for whole, text in (
         ("gemma3", "gemma3_text"),
+        ("gemma3n", "gemma3n_text"),
         ("gemma4", "gemma4_text"),
         ("llava", "llama"),
         ("mistral3", "mistral"),

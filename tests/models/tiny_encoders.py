@@ -47,6 +47,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gte": {"pad_token_id": 0, "type_vocab_size": 2},
     "jina_embeddings_v3": {"pad_token_id": 0},
     "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 3, "pad_token_id": 0},
+    "mpnet": {"max_position_embeddings": 162},
     "nomic_bert": {},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "xlm-roberta": {"type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 162},

@@ -20,6 +20,7 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 _FULL_BETWEEN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
+_SCANS = {"state_size": 8, "time_step_floor": 0.5}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 
 
@@ -49,6 +50,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "mlp_multipliers": [0.9, 0.6],
         "ssm_multipliers": [0.6, 0.7, 0.8, 1.5, 0.9],
     },
+    "falcon_mamba": _SCANS,
     "gemma3n_text": {
         "num_hidden_layers": 6,
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full", "sliding", "full")],
@@ -66,15 +68,24 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "sliding", "full")],
         "num_kv_shared_layers": 3,
         "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 8,
+        "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 160,
         "final_logit_softcapping": 4.0,
         "per_layer_config": {str(i): {"head_dim": 32} for i in (1, 5)},
     },
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "laguna": {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_attention_heads_per_layer": [4, 8, 2],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "moe_routed_scaling_factor": 2.5,
+        "moe_router_logit_softcapping": 0.5,
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _HYBRID),
     "llama4_text": {"num_experts_per_tok": 1},
+    "jamba": {"attn_layer_period": 3, "attn_layer_offset": 2, "mamba_d_state": 8, "mamba_dt_rank": 5},
+    "mamba": _SCANS,
     "mamba2": {
         "state_size": 16,
         "num_heads": 8,
@@ -268,6 +279,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         ),
     },
     "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
+    "mamba": {
+        "biases": {
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "time_step_rank": 6,
+            "tie_word_embeddings": False,
+        }
+    },
     "minicpm3": {
         "plain": {
             **_rope("longrope", short_factor=_SHORT[:4], long_factor=_LONG[:4], original_max_position_embeddings=96),
@@ -351,6 +371,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             ),
             "num_hidden_layers": 4,
             "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 1,
             "use_qk_norm": False,
             "floor_scale": 16,
             "attn_scale": 0.5,
@@ -530,6 +551,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         }
     },
+    "laguna": {"elements": {"gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.0}},
     "lfm2": {
         "biases": {
             "full_attn_idxs": [0, 3],

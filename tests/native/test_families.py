@@ -23,8 +23,8 @@ from tests.native.engine import NativeEngine, Runtime
 pytestmark = pytest.mark.full
 GREEDY = SamplingParams(temperature=0.0)
 # The other cases are for `make test-everything`.
-USUAL = {f"{name}-default" for name in ("llama", "gemma2", "gemma3_text", "olmo2", "qwen3_moe", "gpt_oss", "lfm2")}
-USUAL |= {"llama-dynamic", "phi3-longrope", "mistral-no_window"}
+_USUAL = ("llama", "gemma2", "gemma3_text", "olmo2", "qwen3_moe", "gpt_oss", "nemotron_h")
+USUAL = {*(f"{name}-default" for name in _USUAL), "llama-dynamic", "phi3-longrope", "mistral-no_window"}
 CASES = [
     pytest.param(case, id=case.id, marks=[] if case.id in USUAL else [pytest.mark.everything])
     for cases in tiny.tiny_checkpoints().values()

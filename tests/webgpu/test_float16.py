@@ -61,7 +61,7 @@ def test_logits_are_those_of_float32_within_roundings(
     family: str, driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, seed = tiny.TinyCase(family, "default"), None
-    if "num_experts_per_tok" in tiny.tiny_config(case).to_dict():
+    if "num_experts_per_tok" in tiny.tiny_config(case).to_dict() and family != "phimoe":  # which has two
         case, seed = tiny.TinyCase(family, "all-experts", ALL_EXPERTS), 1
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint", seed=seed)
     for target, name, kv in (("webgpu-f16", "web", "f16"), (exact_target(tmp_path), "cpu", "f32")):

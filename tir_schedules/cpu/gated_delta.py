@@ -14,10 +14,11 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, put
-from tir_schedules.cpu.vectors import Registers, lanes_of, load, read, scratch, splat, store, total, value
+from tir_schedules.cpu.vectors import Registers, lanes_of, load, prefetch, read, scratch, splat, store, total, value
 from tir_schedules.delta_shape import EPS, DeltaShape, Inputs
+from tir_schedules.step import Step
 
-CHUNK = 32  # rows of a chunk: a fifth of its work grows with this number, and reads of the state shrink with it
+CHUNK = 16  # rows of a chunk, which begins at a multiple of it, as pages do: a prefix that was kept changes no bit
 _TILE = 4  # rows of a register tile
 
 
@@ -25,26 +26,20 @@ def gated_delta(shape: DeltaShape) -> tirx.PrimFunc:
     """The kernel that `DeltaShape` describes."""
 
     def body(of: Inputs, y: Buffer, m: Expr) -> None:
-        parts = 1 if shape.many else shape.value_dim // _columns(shape)
+        parts = 1 if shape.many else shape.value_dim // shape.columns
         tasks = shape.value_heads * parts
         with I.parallel(I.cast(of.step.sequences, "int64") * tasks) as task:
             s, head = value(task // tasks), value(task % tasks // parts)
             if shape.many:
                 _Chunks(of, y, s, head).run()
             else:
-                _step(of, y, s, head, value(task % parts * _columns(shape)))
+                _step(of, y, s, head, value(task % parts))
 
     return shape.function(body)
 
 
 def _lanes(size: int) -> int:
     return next(n for n in (16, 8, 4, 2, 1) if size % n == 0)
-
-
-def _columns(shape: DeltaShape) -> int:
-    """Columns of the state that a task of a step has: with 128 rows they are 16 KiB."""
-    lanes = _lanes(shape.value_dim)
-    return lanes * (2 if shape.value_dim % (2 * lanes) == 0 else 1)
 
 
 def _dot(size: int, pairs: int, load_pair: Callable[[int, Expr, int], tuple[Expr, Expr]]) -> list[Expr]:
@@ -76,38 +71,49 @@ def _lengths(of: Inputs, row: Expr, head: Expr) -> tuple[Expr, Expr, Expr]:
     return q_scale, k_scale, value(qk * q_scale * k_scale)
 
 
-def _step(of: Inputs, y: Buffer, s: Expr, head: Expr, column: Expr) -> None:
+def _step(of: Inputs, y: Buffer, s: Expr, head: Expr, block: Expr) -> None:
     """All rows of a sequence in some columns of a head, one after the other."""
     shape, step = of.shape, of.step
-    dim, columns = shape.key_dim, _columns(shape)
-    lanes = _lanes(columns)
-    count = columns // lanes
+    size, lanes = shape.key_dim * shape.columns, _lanes(shape.columns)
     slot, target = value(step.slot_read(s)), value(step.slot_write(s))
-    first = value(head * shape.state_size + column)
-    kept = scratch(dim * columns)
-    with I.serial(dim) as i:
-        for v in range(count):
-            at = first + i * shape.value_dim + v * lanes
-            number = I.if_then_else(slot >= 0, load(of.state, (slot, at), lanes), splat(0.0, lanes))
-            store(kept, i * columns + v * lanes, number, lanes)
+    begin, end = value(step.row_begin(s)), value(step.row_begin(s + 1))
+    first = value(head * shape.state_size + block * size)
 
-    def keep(target: Expr) -> None:
-        with I.If(target >= 0), I.Then(), I.serial(dim) as i:
-            for v in range(count):
-                at = first + i * shape.value_dim + v * lanes
-                store(of.state, (target, at), read(kept, i * columns + v * lanes, lanes), lanes)
+    def stored(i: Expr) -> Expr:
+        return I.if_then_else(slot >= 0, load(of.state, (slot, first + i), lanes), splat(0.0, lanes))
 
-    with I.serial(value(step.row_begin(s)), value(step.row_begin(s + 1))) as row:
-        _advance(of, y, row, head, column, kept)
-        with I.If(step.has_slots_of_rows), I.Then():
-            keep(value(step.slot_of_row(row)))
-    keep(target)
+    def write(i: Expr, number: Expr) -> None:
+        with I.If(target >= 0), I.Then():
+            store(of.state, (target, first + i), number, lanes)
+        prefetch(of.state, (I.max(slot, 0), first + size + i))  # what the next task reads
+
+    column = value(block * shape.columns)
+    with I.If(end - begin == 1):
+        with I.Then():
+            _advance(of, y, begin, head, column, stored, write)
+        with I.Else():
+            kept = scratch(size)
+            with I.serial(size // lanes) as i:
+                store(kept, i * lanes, stored(i * lanes), lanes)
+            with I.serial(begin, end) as row:
+                _advance(
+                    of, y, row, head, column, lambda i: read(kept, i, lanes), lambda i, x: store(kept, i, x, lanes)
+                )
+                to = value(I.if_then_else(row + 1 == end, target, _slot_of_row(step, row)))
+                with I.If(to >= 0), I.Then(), I.serial(size // lanes) as i:
+                    store(of.state, (to, first + i * lanes), read(kept, i * lanes, lanes), lanes)
 
 
-def _advance(of: Inputs, y: Buffer, row: Expr, head: Expr, column: Expr, kept: Buffer) -> None:
-    """One row in the columns of `kept`: y = exp(g) q S + (q k) d, S = exp(g) S + k^T d, d = beta (v - exp(g) k S)."""
-    shape = of.shape
-    columns = _columns(shape)
+def _slot_of_row(step: Step, row: Expr) -> Expr:
+    return I.if_then_else(step.has_slots_of_rows, step.slot_of_row(row), -1)
+
+
+def _advance(
+    of: Inputs, y: Buffer, row: Expr, head: Expr, column: Expr, load_state: Callable[[Expr], Expr],
+    store_state: Callable[[Expr, Expr], None],
+) -> None:  # fmt: skip
+    """One row in the columns of a block: y = exp(g) q S + (q k) d, S = exp(g) S + k^T d, d = beta (v - exp(g) k S)."""
+    shape, columns = of.shape, of.shape.columns
     lanes = _lanes(columns)
     count = columns // lanes
     q_scale, k_scale, qk = _lengths(of, row, head)
@@ -119,7 +125,7 @@ def _advance(of: Inputs, y: Buffer, row: Expr, head: Expr, column: Expr, kept: B
     with I.serial(shape.key_dim) as i:
         q_i, k_i = (splat(value(load(of.qkv, (row, at + i), 1)), lanes) for at in (q, k))
         for v in range(count):
-            number = value(read(kept, i * columns + v * lanes, lanes))
+            number = value(load_state(i * columns + v * lanes))
             sums[v] = sums[v] + q_i * number
             sums[count + v] = sums[count + v] + k_i * number
     for v in range(count):
@@ -132,7 +138,7 @@ def _advance(of: Inputs, y: Buffer, row: Expr, head: Expr, column: Expr, kept: B
         k_i = splat(value(load(of.qkv, (row, k + i), 1) * k_scale), lanes)
         for v in range(count):
             at = i * columns + v * lanes
-            store(kept, at, read(kept, at, lanes) * splat(decay, lanes) + k_i * sums[count + v], lanes)
+            store_state(at, load_state(at) * splat(decay, lanes) + k_i * sums[count + v])
 
 
 class _Chunks:
@@ -153,18 +159,30 @@ class _Chunks:
         self.c, self.grown, self.beta = (scratch(CHUNK) for _ in range(3))
 
     def run(self) -> None:
-        of, shape, step = self.of, self.shape, self.of.step
+        of, step = self.of, self.of.step
         slot, target = value(step.slot_read(self.s)), value(step.slot_write(self.s))
         begin, end = value(step.row_begin(self.s)), value(step.row_begin(self.s + 1))
-        first, lanes = value(self.head * shape.state_size), self.lanes
-        with I.serial(shape.state_size // lanes) as i:
-            number = I.if_then_else(slot >= 0, load(of.state, (slot, first + i * lanes), lanes), splat(0.0, lanes))
-            store(self.state, i * lanes, number, lanes)
-        with I.serial((end - begin + CHUNK - 1) // CHUNK) as chunk:
-            row = value(begin + chunk * CHUNK)
-            self._chunk(row, value(I.min(end - row, CHUNK)))
-        with I.If(target >= 0), I.Then(), I.serial(shape.state_size // lanes) as i:
-            store(of.state, (target, first + i * lanes), read(self.state, i * lanes, lanes), lanes)
+
+        def load_state(at: Expr, own: Expr, lanes: int) -> None:
+            number = I.if_then_else(slot >= 0, load(of.state, (slot, at), lanes), splat(0.0, lanes))
+            store(self.state, own, number, lanes)
+
+        self._each_vector(load_state)
+        border = value(begin - step.position(begin) % CHUNK)
+        with I.serial((end - border + CHUNK - 1) // CHUNK) as chunk:
+            row = value(I.max(begin, border + chunk * CHUNK))
+            self._chunk(row, value(I.min(end, border + chunk * CHUNK + CHUNK) - row))
+        with I.If(target >= 0), I.Then():
+            self._each_vector(lambda at, own, lanes: store(of.state, (target, at), read(self.state, own, lanes), lanes))
+
+    def _each_vector(self, emit: Callable[[Expr, Expr, int], None]) -> None:
+        """emit(its index in a slot, its index in `state`, lanes) for each vector of the state."""
+        shape, lanes = self.shape, _lanes(self.shape.columns)
+        first, columns = value(self.head * shape.state_size), shape.columns
+        with I.serial(shape.value_dim // columns) as block, I.serial(shape.key_dim) as i:
+            for v in range(0, columns, lanes):
+                at = first + (block * shape.key_dim + i) * columns + v
+                emit(at, i * shape.value_dim + block * columns + v, lanes)
 
     def _chunk(self, row: Expr, n: Expr) -> None:
         tiles = value((n + _TILE - 1) // _TILE)

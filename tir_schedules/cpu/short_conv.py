@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
@@ -13,6 +10,7 @@ from tir_schedules.conv_shape import ConvShape, Inputs
 from tir_schedules.cpu.vectors import Registers, lanes_of, load, splat, store, value
 
 _SERIAL = 32768  # numbers; waking threads for fewer costs more than the work
+_ROWS = 32  # of a task
 
 
 def short_conv(shape: ConvShape) -> tirx.PrimFunc:
@@ -20,28 +18,43 @@ def short_conv(shape: ConvShape) -> tirx.PrimFunc:
     lanes = next(n for n in (16, 8, 4, 2, 1) if shape.channels % n == 0)
 
     def body(inputs: Inputs, y: Buffer, m: Expr) -> None:
-        _each(m, shape, partial(_convolve, inputs, y, lanes))
-        with I.If(inputs.step.has_slots_of_rows), I.Then():
-            _each(m, shape, partial(_keep_row, inputs, lanes))
-        _each(I.cast(inputs.step.sequences, "int64"), shape, partial(_keep, inputs, lanes))
+        with I.If(m * shape.channels <= I.int64(_SERIAL)):
+            with I.Then():
+                _convolve(inputs, y, lanes, 0, m)
+                with I.If(inputs.step.has_slots_of_rows), I.Then(), I.serial(m) as row:
+                    _keep_row(inputs, lanes, row)
+                with I.serial(inputs.step.sequences) as s:
+                    _keep(inputs, lanes, s)
+            with I.Else():
+                with I.parallel((m + _ROWS - 1) // _ROWS) as block:
+                    begin = value(block * _ROWS)
+                    _convolve(inputs, y, lanes, begin, value(I.min(m, begin + _ROWS)))
+                with I.If(inputs.step.has_slots_of_rows), I.Then(), I.parallel(m) as row:
+                    _keep_row(inputs, lanes, row)
+                with I.parallel(inputs.step.sequences) as s:
+                    _keep(inputs, lanes, s)
 
     return shape.function(body)
 
 
-def _convolve(inputs: Inputs, y: Buffer, lanes: int, row: Expr) -> None:
-    """A row of y."""
-    shape, step, total = inputs.shape, inputs.step, Registers(1, lanes)
-    s = value(step.sequence(row))
-    begin, slot = value(step.row_begin(s)), value(step.slot_read(s))
+def _convolve(inputs: Inputs, y: Buffer, lanes: int, first: Expr, end: Expr) -> None:
+    """Some rows of y. The weights of a vector of channels, which lie apart, are gathered once."""
+    shape, step = inputs.shape, inputs.step
     with I.serial(shape.channels // lanes) as vector:
-        total[0] = splat(0.0, lanes)
+        weights, total = Registers(shape.taps, lanes), Registers(1, lanes)
         for tap in range(shape.taps):
             at = vector * (lanes * shape.taps) + tap
-            factor = inputs.weight[at if lanes == 1 else I.ramp(at, shape.taps, lanes)]
-            total[0] = total[0] + factor * _input(inputs, row - shape.kept + tap, vector, begin, slot, lanes)
-        if inputs.bias is not None:
-            total[0] = total[0] + load(inputs.bias, vector * lanes, lanes)
-        store(y, (row, vector * lanes), I.cast(shape.finished(total[0]), lanes_of(shape.dtype, lanes)), lanes)
+            weights[tap] = inputs.weight[at if lanes == 1 else I.ramp(at, shape.taps, lanes)]
+        with I.serial(first, end) as row:
+            s = value(step.sequence(row))
+            begin, slot = value(step.row_begin(s)), value(step.slot_read(s))
+            total[0] = splat(0.0, lanes)
+            for tap in range(shape.taps):
+                number = _input(inputs, row - shape.kept + tap, vector, begin, slot, lanes)
+                total[0] = total[0] + weights[tap] * number
+            if inputs.bias is not None:
+                total[0] = total[0] + load(inputs.bias, vector * lanes, lanes)
+            store(y, (row, vector * lanes), I.cast(shape.finished(total[0]), lanes_of(shape.dtype, lanes)), lanes)
 
 
 def _keep(inputs: Inputs, lanes: int, s: Expr) -> None:
@@ -69,12 +82,3 @@ def _input(inputs: Inputs, row: Expr, vector: Expr, begin: Expr, slot: Expr, lan
         return load(buffer, at, lanes)
 
     return inputs.at(row, vector * lanes, begin, slot, numbers, splat(0.0, lanes))
-
-
-def _each(count: Expr, shape: ConvShape, emit: Callable[[Expr], None]) -> None:
-    """emit(i) for `count` rows or sequences, on all threads where there is work for them."""
-    with I.If(count * shape.channels <= I.int64(_SERIAL)):
-        with I.Then(), I.serial(count) as i:
-            emit(i)
-        with I.Else(), I.parallel(count) as i:
-            emit(i)

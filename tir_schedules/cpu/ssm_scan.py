@@ -1,4 +1,4 @@
-"""Scans of Mamba-2 on CPUs: a thread has blocks of 16 channels, whose states stay in its cache; see `ssm_shape.py`.
+"""Scans of Mamba on CPUs: a thread has blocks of 16 channels, whose states stay in its cache; see `ssm_shape.py`.
 
 A step reads and writes each state once. For prompts, `TOKENS` tokens go over a vector of the state while it is in a
 register: three operations for each number and token, where products of chunks have two and more to combine them.
@@ -41,7 +41,7 @@ def ssm_scan(shape: SsmShape) -> tirx.PrimFunc:
 
 
 def _discretize(scan: Scan, steps: Buffer, decays: Buffer) -> None:
-    """dt and exp(-exp(a_log) dt) of each row and head: `lanes` heads at once."""
+    """dt and, where a head has one, exp(-exp(a_log) dt) of each row and head: `lanes` heads at once."""
     heads = scan.shape.heads
     lanes = next(n for n in (16, 8, 4, 2, 1) if heads % n == 0)
 
@@ -53,8 +53,9 @@ def _discretize(scan: Scan, steps: Buffer, decays: Buffer) -> None:
         dt = load(scan.projected, (row, scan.shape.width - heads + at), lanes) + load(scan.dt_bias, at, lanes)
         dt = value(softplus(value(dt), splat_of, value))
         store(steps, row * heads + at, dt, lanes)
-        rate = value(I.exp(load(scan.a_log, at, lanes)))
-        store(decays, row * heads + at, I.exp(splat(0.0, lanes) - dt * rate), lanes)
+        if not scan.shape.channelwise:
+            rate = value(I.exp(load(scan.a_log, at, lanes)))
+            store(decays, row * heads + at, I.exp(splat(0.0, lanes) - dt * rate), lanes)
 
 
 class _Block:
@@ -64,6 +65,12 @@ class _Block:
         self.of, self.steps, self.decays, self.block = scan, steps, decays, block
         shape = scan.shape
         self.lanes, self.head, self.b = shape.lanes, value(shape.head(block)), value(shape.b_column(block))
+        if shape.channelwise:
+            self.rates, size = Registers(shape.state_size, self.lanes), shape.state_size
+            with I.serial(size) as n:
+                at = self.head * size + n
+                logarithms = scan.a_log[at if self.lanes == 1 else I.ramp(at, size, self.lanes)]
+                self.rates[n] = splat(0.0, self.lanes) - I.exp(logarithms)
 
     def scan(self, s: Expr) -> None:
         """All rows of sequence s: of one row without a copy of the state."""
@@ -120,20 +127,25 @@ class _Block:
         """`count` rows over each vector of the state."""
         of, shape, lanes = self.of, self.of.shape, self.lanes
         decays, inputs, outputs = (Registers(count, lanes) for _ in range(3))
-        skip = value(splat(of.skip[self.head], lanes))
+        skip = value(self._of_heads(of.skip, self.head))
         for t in range(count):
             at = value((row + t) * shape.heads + self.head)
             x = value(load(of.xbc, (row + t, self.block * lanes), lanes))
-            decays[t] = splat(self.decays[at], lanes)
-            inputs[t] = x * splat(self.steps[at], lanes)
+            decays[t] = self._of_heads(self.steps if shape.channelwise else self.decays, at)
+            inputs[t] = x * self._of_heads(self.steps, at)
             outputs[t] = x * skip
         state = Registers(1, lanes)
         with I.serial(shape.state_size) as n:
             state[0] = before(n)
             for t in range(count):
                 b, c = (of.xbc[row + t, self.b + part * shape.groups * shape.state_size + n] for part in (0, 1))
-                state[0] = state[0] * decays[t] + inputs[t] * splat(b, lanes)
+                decay = I.exp(decays[t] * self.rates[n]) if shape.channelwise else decays[t]
+                state[0] = state[0] * decay + inputs[t] * splat(b, lanes)
                 outputs[t] = outputs[t] + state[0] * splat(c, lanes)
             after(n, state[0])
         for t in range(count):
             store(of.y, (row + t, self.block * lanes), outputs[t], lanes)
+
+    def _of_heads(self, numbers: Buffer, at: Expr) -> Expr:
+        """The number of the block's head in all lanes, or those of the heads that its channels are."""
+        return load(numbers, at, self.lanes) if self.of.shape.channelwise else splat(numbers[at], self.lanes)

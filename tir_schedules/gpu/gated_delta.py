@@ -18,14 +18,13 @@ _SEQUENCES = 64  # that have workgroups of their own
 
 def gated_delta(shape: DeltaShape) -> tirx.PrimFunc:
     """The kernel that `DeltaShape` describes."""
-    columns = next(n for n in (32, 16, 8, 4, 2, 1) if shape.value_dim % n == 0)
+    columns, blocks = shape.columns, shape.value_dim // shape.columns
     parts = next(n for n in (8, 4, 2, 1) if shape.key_dim % n == 0)
-    blocks = shape.value_dim // columns
 
     def body(of: Inputs, y: Buffer, m: Expr) -> None:
         groups = I.min(m, _SEQUENCES)
         with launch(columns * parts, shape.value_heads * blocks, groups) as (bx, by, tx):
-            work = _Columns(of, y, columns, parts, tx)
+            work = _Columns(of, y, parts, tx)
             head, block = keep(bx // blocks), keep(bx % blocks)
             step = I.cast(groups, "int32")
             with I.serial(0, I.truncdiv(of.step.sequences - by + step - 1, step)) as i:
@@ -41,11 +40,11 @@ class _Columns:
     each, so that a row needs one barrier.
     """
 
-    def __init__(self, of: Inputs, y: Buffer, columns: int, parts: int, tx: Expr) -> None:
-        self.of, self.y, self.shape, self.columns, self.parts, self.tx = of, y, of.shape, columns, parts, tx
+    def __init__(self, of: Inputs, y: Buffer, parts: int, tx: Expr) -> None:
+        self.of, self.y, self.shape, self.columns, self.parts, self.tx = of, y, of.shape, of.shape.columns, parts, tx
         self.each = of.shape.key_dim // parts
         self.state, self.k = local(self.each), local(self.each)
-        self.sums, self.lengths = shared(4 * columns * parts), shared(6 * parts)
+        self.sums, self.lengths = shared(4 * self.columns * parts), shared(6 * parts)
         self.totals = local(5)
 
     def run(self, s: Expr, head: Expr, block: Expr) -> None:
@@ -53,9 +52,10 @@ class _Columns:
         of, shape, step = self.of, self.shape, self.of.step
         slot, target = pin(step.slot_read(s)), pin(step.slot_write(s))
         part, column = keep(self.tx // self.columns), keep(block * self.columns + self.tx % self.columns)
-        first = keep(head * shape.state_size + part * self.each * shape.value_dim + column)
+        row = block * shape.key_dim + part * self.each
+        first = keep(head * shape.state_size + row * self.columns + self.tx % self.columns)
         for j in range(self.each):
-            at = (slot, first + j * shape.value_dim)
+            at = (slot, first + j * self.columns)
             put(self.state, j, I.if_then_else(slot >= 0, of.state[at], I.float32(0)))
         barrier()  # the last sequence's sums are read
         with I.serial(pin(step.row_begin(s)), pin(step.row_begin(s + 1))) as row:
@@ -68,7 +68,7 @@ class _Columns:
         """The state to a slot."""
         with I.If(target >= 0), I.Then():
             for j in range(self.each):
-                put(self.of.state, (target, first + j * self.shape.value_dim), self.state[j])
+                put(self.of.state, (target, first + j * self.columns), self.state[j])
 
     def _advance(self, row: Expr, head: Expr, part: Expr, column: Expr) -> None:
         """One row: y = exp(g) q S + (q k) d, S = exp(g) S + k^T d, d = beta (v - exp(g) k S)."""

@@ -1,4 +1,4 @@
-"""Scans of Mamba-2 on GPUs: a workgroup has a block of channels, whose states are in registers; see `ssm_shape.py`."""
+"""Scans of Mamba on GPUs: a workgroup has a block of channels, whose states are in registers; see `ssm_shape.py`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,19 @@ class _Workgroup:
     def __init__(self, scan: Scan, parts: int, block: Expr, tx: Expr) -> None:
         self.of, self.tx, self.parts, shape = scan, tx, parts, scan.shape
         self.threads, self.count = shape.lanes * parts, shape.state_size // parts
-        self.steps, self.decays, self.sums = shared(_TOKENS), shared(_TOKENS), shared(_TOKENS * self.threads)
+        self.heads = shape.lanes if shape.channelwise else 1  # of a block
+        self.steps, self.decays = shared(_TOKENS * self.heads), shared(_TOKENS)
+        self.sums = shared(_TOKENS * self.threads)
         self.state = local(self.count)
         self.lane, part = keep(tx % shape.lanes), keep(tx // shape.lanes)
         self.number = keep(part * self.count)
         self.column, self.head = keep(block * shape.lanes), keep(shape.head(block))
         self.b = keep(shape.b_column(block) + self.number)
         self.at = keep((block * shape.state_size + self.number) * shape.lanes + self.lane)
+        if shape.channelwise:
+            self.rates, at = local(self.count), keep((self.head + self.lane) * shape.state_size + self.number)
+            for i in range(self.count):
+                put(self.rates, i, I.float32(0) - I.exp(scan.a_log[at + i]))
 
     def scan(self, s: Expr) -> None:
         """All rows of sequence s."""
@@ -68,14 +74,16 @@ class _Workgroup:
         """`count` rows."""
         of, shape = self.of, self.of.shape
         barrier()
-        self._each(count, 1, lambda t, _: self._discretize(row, t))
+        self._each(count, self.heads, lambda t, head: self._discretize(row, t, head))
         barrier()
         with I.serial(0, count) as t:
             x = keep(f32(of.xbc[row + t, self.column + self.lane]))
-            inputs, decay, total = keep(x * self.steps[t]), keep(self.decays[t]), local(1)
+            dt = keep(self.steps[t * self.heads + self.lane] if shape.channelwise else self.steps[t])
+            inputs, total = keep(x * dt), local(1)
             put(total, 0, I.float32(0))
             for i in range(self.count):
                 b, c = (f32(of.xbc[row + t, self.b + part * shape.groups * shape.state_size + i]) for part in (0, 1))
+                decay = I.exp(dt * self.rates[i]) if shape.channelwise else self.decays[t]
                 put(self.state, i, self.state[i] * decay + inputs * b)
                 add(total, 0, self.state[i] * c)
             put(self.sums, t * self.threads + self.tx, total[0])
@@ -91,18 +99,20 @@ class _Workgroup:
             with I.If(at < count * size), I.Then():
                 emit(keep(at // size), keep(at % size))
 
-    def _discretize(self, row: Expr, t: Expr) -> None:
-        """dt and exp(-exp(a_log) dt) of a row."""
-        of, shape = self.of, self.of.shape
-        dt = f32(of.projected[row + t, shape.width - shape.heads + self.head]) + of.dt_bias[self.head]
+    def _discretize(self, row: Expr, t: Expr, i: Expr) -> None:
+        """dt of the block's i-th head in a row and, where a head has one, exp(-exp(a_log) dt)."""
+        of, shape, head = self.of, self.of.shape, keep(self.head + i)
+        dt = f32(of.projected[row + t, shape.width - shape.heads + head]) + of.dt_bias[head]
         dt = keep(softplus(keep(dt), I.float32, keep))
-        put(self.steps, t, dt)
-        put(self.decays, t, I.exp(I.float32(0) - dt * I.exp(of.a_log[self.head])))
+        put(self.steps, t * self.heads + i, dt)
+        if not shape.channelwise:
+            put(self.decays, t, I.exp(I.float32(0) - dt * I.exp(of.a_log[head])))
 
     def _sum(self, row: Expr, t: Expr, lane: Expr) -> None:
         """A number of y."""
         of, total = self.of, local(1)
-        put(total, 0, f32(of.xbc[row + t, self.column + lane]) * of.skip[self.head])
+        head = self.head + lane if of.shape.channelwise else self.head
+        put(total, 0, f32(of.xbc[row + t, self.column + lane]) * of.skip[head])
         with I.serial(0, self.parts) as part:
             add(total, 0, self.sums[t * self.threads + part * of.shape.lanes + lane])
         put(of.y, (row + t, self.column + lane), total[0])

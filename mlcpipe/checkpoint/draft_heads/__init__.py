@@ -11,22 +11,26 @@ from mlcpipe.checkpoint.checkpoint import Checkpoint, DraftHead
 from mlcpipe.checkpoint.draft_heads.eagle import EagleHead, read_eagle_head
 from mlcpipe.checkpoint.draft_heads.files import HeadFiles, open_head
 from mlcpipe.checkpoint.draft_heads.medusa import MedusaHeads, read_medusa_heads
+from mlcpipe.checkpoint.own_head import OwnHead
 from mlcpipe.errors import CheckpointError
 from mlcpipe.support.json_files import shown, shown_path
 
-__all__ = ["DraftHead", "EagleHead", "MedusaHeads", "with_draft_head"]
+__all__ = ["NO_HEAD", "DraftHead", "EagleHead", "MedusaHeads", "OwnHead", "with_draft_head"]
 
+NO_HEAD = "none"  # instead of a folder: not even the checkpoint's own
 # Each gives None for tensors of another kind.
 _READERS: tuple[Callable[[HeadFiles, Checkpoint], DraftHead | None], ...] = (read_medusa_heads, read_eagle_head)
 
 
-def with_draft_head(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
-    """The checkpoint plus the tensors of the draft head in `folder`; their names begin with the kind's prefix.
+def with_draft_head(checkpoint: Checkpoint, folder: Path | str) -> Checkpoint:
+    """The checkpoint plus the tensors of the draft head in `folder`, under names of its kind; none with NO_HEAD.
 
     Raises CheckpointError for a folder without such a head, another dtype, and heads of a model with another hidden
     size or vocabulary; ConfigError for a configuration that is not supported. Numbers are checked when they are read.
     """
-    files = open_head(folder)
+    if folder == NO_HEAD:
+        return replace(checkpoint, draft_head=None)
+    files = open_head(Path(folder))
     for read in _READERS:
         head = read(files, checkpoint)
         if head is not None:
@@ -34,7 +38,7 @@ def with_draft_head(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
             ordered = MappingProxyType(dict(sorted(merged.items())))
             return replace(checkpoint, tensors=ordered, draft_head=head)
     raise CheckpointError(
-        "no draft head", where=shown_path(folder),
+        "no draft head", where=shown_path(Path(folder)),
         expected="0.0.linear.weight, 0.0.linear.bias and 0.1.weight of Medusa heads, or fc.weight of EAGLE-3",
         found=", ".join(map(shown, list(files.tensors)[:3])),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.expert_stacks import rows_of
 from mlcpipe.checkpoint.gguf.metadata import Metadata
-from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope
+from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope, proportional
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.gguf import MAX_EXPERTS, GgufFamily
@@ -38,7 +38,7 @@ _TOP = {
     "output.bias": "lm_head.bias",
 }
 _TOWERS = "clip"  # the architecture of files named mmproj
-_BARE = ("attn_sinks", "exp_probs_b")  # no `.weight` or `.bias` in Hugging Face's name
+_BARE = ("attn_sinks", "exp_probs_b", "layer_output_scale")  # no `.weight` or `.bias` in Hugging Face's name
 _ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
 _OF_HEADS = ("attn_k_b", "attn_v_b")  # matrices of each head, stacked
 _GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
@@ -152,7 +152,7 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     rope = (
         longrope(metadata, arch, tensors)
         if family.rope == "longrope"
-        else _rope(metadata, arch, tensors, config, family.rope == "partial")
+        else _rope(metadata, arch, tensors, config, family.rope)
     )
     if rope is not None:
         config["rope_scaling"] = rope
@@ -197,6 +197,9 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             name = _TOP.get(name, name)
             part, _, suffix = name.rpartition(".")
             name = f"model.{family.names[part]}.{suffix}" if part in family.names else name
+            if "{}" in name:
+                yield from _matrices(tensor, published(name))
+                continue
             yield _as(tensor, published(name), add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
@@ -259,6 +262,17 @@ def _single_rows(tensor: TensorInfo, pattern: str) -> Iterator[GgufTensor]:
         yield _as(replace(rows_of(tensor, i, tensor.shape[0]), shape=tensor.shape[1:]), pattern.format(i))
 
 
+def _matrices(tensor: TensorInfo, pattern: str) -> Iterator[GgufTensor]:
+    """Each matrix of a stack. Raises ConfigError for another tensor."""
+    if len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS:
+        expected = f"at most {MAX_EXPERTS} matrices"
+        raise ConfigError(f"tensor {shown(tensor.name)}", expected=expected, found=list(tensor.shape))
+    nbytes = tensor.nbytes // tensor.shape[0]
+    for i in range(tensor.shape[0]):
+        part = replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + i * nbytes, nbytes=nbytes)
+        yield _as(part, pattern.format(i))
+
+
 def _grouped(tensor: GgufTensor, heads: int, kv_heads: int) -> GgufTensor:
     if not kv_heads or heads % kv_heads or tensor.shape[0] % (heads + 2 * kv_heads):
         expected = f"a multiple of {heads} + 2 * {kv_heads} heads"
@@ -314,6 +328,8 @@ def _shared_fields(metadata: Metadata, arch: str, family: GgufFamily, tensors: T
 def _width(metadata: Metadata, arch: str, family: GgufFamily) -> int:
     """The width of MLPs. Where not all layers attend it may be listed by layer, 0 for those without."""
     key = f"{arch}.feed_forward_length"
+    if family.by_layer:
+        return 0
     if not family.some_attend or isinstance(metadata.values.get(key), int):
         return metadata.integer(key)
     return int(metadata.numbers(key, metadata.integer(f"{arch}.block_count")).max())
@@ -322,6 +338,8 @@ def _width(metadata: Metadata, arch: str, family: GgufFamily) -> int:
 def _kv_heads(metadata: Metadata, arch: str, family: GgufFamily, heads: int) -> int:
     """The KV heads of all layers that attend."""
     key = f"{arch}.attention.head_count_kv"
+    if family.by_layer:
+        return 0
     if not family.some_attend:
         return metadata.integer(key, heads)
     counts = metadata.numbers(key, metadata.integer(f"{arch}.block_count"))
@@ -338,10 +356,10 @@ def _check_vocabulary(metadata: Metadata, rows: int) -> None:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))
 
 
-def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, partial: bool) -> Config | None:
-    """The scaling of rope over whole heads, or over a part of each."""
+def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, kind: str) -> Config | None:
+    """The scaling of rope over whole heads, over a part of each, or with angles for a part."""
     rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
-    if partial and 0 < rotated <= config["head_dim"]:
+    if kind == "partial" and 0 < rotated <= config["head_dim"]:
         config["partial_rotary_factor"] = math.nextafter(rotated / config["head_dim"], 1.0)  # which truncation undoes
     elif rotated != config["head_dim"]:
         raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
@@ -350,4 +368,6 @@ def _rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config, parti
         return table
     if table is not None:
         raise metadata.error(f"{arch}.rope.scaling.type", "none beside rope_freqs.weight")
+    if kind == "proportional":
+        return proportional(tensors["rope_freqs.weight"], rotated)
     return llama3(tensors["rope_freqs.weight"], config["rope_theta"], rotated)

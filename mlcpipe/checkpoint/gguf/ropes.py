@@ -18,6 +18,7 @@ MAX_FACTORS = 4096
 # The values of every published model with this scaling; the file holds only the divisors derived from them.
 _LOW, _HIGH = 1.0, 4.0
 _TOLERANCE = 1e-4
+_ENDLESS = 1e20  # divisors of frequencies that leave nothing of them
 
 
 def linear_or_yarn(metadata: Metadata, arch: str) -> dict[str, Any] | None:
@@ -68,6 +69,18 @@ def llama3(factors: TensorInfo, theta: float, rotated: int) -> dict[str, Any]:
         "high_freq_factor": _HIGH,
         "original_max_position_embeddings": original,
     }
+
+
+def proportional(factors: TensorInfo, rotated: int) -> dict[str, Any]:
+    """`rope_scaling` of divisors that leave the first angles alone and make 0 of the others. Raises ConfigError."""
+    found = _factors(factors, rotated // 2)
+    count = int((found == 1).sum())
+    if (found[:count] != 1).any() or (found[count:] < _ENDLESS).any():
+        raise ConfigError(
+            f"{factors.name} is not supported", where=shown_path(factors.file),
+            expected=f"1 for the first pairs, at least {_ENDLESS:g} for the others", found="other divisors",
+        )  # fmt: skip
+    return {"rope_type": "proportional", "partial_rotary_factor": min(1.0, math.nextafter(2 * count / rotated, 1.0))}
 
 
 def _original_length(divisors: NDArray[np.float64], wavelengths: NDArray[np.float64], factor: float) -> int:

@@ -96,10 +96,18 @@ class LayerFunction:
 
 
 def model_of(checkpoint: Checkpoint) -> CausalLM:
-    """The model of a checkpoint for this machine. Raises ConfigError for an embedding model."""
+    """The model of a checkpoint for this machine.
+
+    Raises ConfigError for an embedding model, and one whose layers cannot be computed one by one.
+    """
     model = prepare_model(checkpoint.config, load_target(LOCAL_TARGET), load_scheme("q0f32"), "f32")
     if not isinstance(model, CausalLM):
         raise ConfigError("a calibration text is for models that write text", found=checkpoint.config["model_type"])
+    if model.model.per_layer is not None or any(of.reads is not None for of in model.attentions()):
+        raise ConfigError(
+            "a calibration text for layers that read more than their input", where=checkpoint.path,
+            expected="a model without embeddings for each layer or shared keys", next_step="use --method rtn",
+        )  # fmt: skip
     return model
 
 

@@ -29,18 +29,21 @@ def ruled(shape: DeltaShape, parts: list[Part], numbers: list[Array]) -> tuple[A
     q, k = (one.reshape(-1, shape.key_heads, shape.key_dim)[:, of] for one in (q, k))
     q, k = (one / np.sqrt((one**2).sum(axis=2, keepdims=True) + 1e-6) for one in (q, k))
     v, y, after, row = v.reshape(-1, heads, shape.value_dim), [], state.copy(), 0
+    size = (heads, shape.key_dim, shape.value_dim)
+    stored = (heads, shape.value_dim // shape.columns, shape.key_dim, shape.columns)
     for part in parts:
-        size = (heads, shape.key_dim, shape.value_dim)
-        s = state[part.read].reshape(size) if part.read >= 0 else np.zeros(size)
         slots = dict(zip(range(row, row + part.rows), (*part.drafts, -1)))
         slots[row + part.rows - 1] = part.write
+        s = np.zeros(size)
+        if part.read >= 0:
+            s = state[part.read].reshape(stored).swapaxes(1, 2).reshape(size)
         for i in range(row, row + part.rows):
             s = s * decay[i][:, None, None]
             correction = beta[i][:, None] * (v[i] - np.einsum("hi,hij->hj", k[i], s))
             s = s + k[i][:, :, None] * correction[:, None]
             y.append(np.einsum("hi,hij->hj", q[i], s).ravel() * shape.key_dim**-0.5)
             if (slot := slots.get(i, -1)) >= 0 and not (shape.many and i + 1 < row + part.rows):
-                after[slot] = s.ravel()
+                after[slot] = s.reshape(heads, shape.key_dim, -1, shape.columns).swapaxes(1, 2).ravel()
         row += part.rows
     return np.stack(y), after
 

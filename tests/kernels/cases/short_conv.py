@@ -37,6 +37,7 @@ def step_of(parts: list[Part]) -> Array:
     """The integers of a step that these kernels read."""
     rows = [part.rows for part in parts]
     arrays = {
+        s.POSITION: np.concatenate([np.arange(part.rows) + 5 * (part.read >= 0) for part in parts]),
         s.SLOT_WRITE: [part.write for part in parts],
         s.SEQUENCE: np.repeat(np.arange(len(parts)), rows),
         s.ROW_BEGIN: np.cumsum([0, *rows]),

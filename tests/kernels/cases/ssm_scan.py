@@ -1,4 +1,4 @@
-"""Scans of Mamba-2, and what numpy says of them: for kernels of CPUs and of GPUs."""
+"""Scans of Mamba, and what numpy says of them: for kernels of CPUs and of GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def scanned(shape: SsmShape, parts: list[Part], numbers: list[Array]) -> tuple[l
     """y and the state afterwards, in float64; and the same of all magnitudes."""
     xbc, projected, a_log, dt_bias, skip, state = (one.astype(np.float64) for one in numbers)
     dt = np.logaddexp(0, projected[:, -shape.heads :] + dt_bias)
-    decay = np.exp(-np.exp(a_log) * dt)
+    decay = np.exp(-np.exp(a_log) * dt.reshape(*dt.shape, *(1,) * (a_log.ndim - 1)))
+    decay = decay.reshape(len(dt), shape.heads, 1, -1)
     found = [_scanned(shape, parts, f(xbc), dt, decay, f(skip), f(state)) for f in (np.asarray, np.abs)]
     return found[0], found[1]
 
@@ -36,7 +37,7 @@ def _scanned(
         slots = dict(zip(range(row, row + part.rows), (*part.drafts, -1)))
         slots[row + part.rows - 1] = part.write
         for i in range(row, row + part.rows):
-            own = own * decay[i][:, None, None] + (dt[i][:, None] * x[i])[:, :, None] * b[i][:, None]
+            own = own * decay[i] + (dt[i][:, None] * x[i])[:, :, None] * b[i][:, None]
             y[i] = (own * c[i][:, None]).sum(axis=2) + skip[:, None] * x[i]
             if (slot := slots.get(i, -1)) >= 0:
                 after[slot] = own.reshape(shape.blocks, shape.lanes, shape.state_size).swapaxes(1, 2).ravel()
@@ -48,7 +49,8 @@ def numbers_of(shape: SsmShape, parts: list[Part]) -> list[Array]:
     """xbc, projected, a_log, dt_bias, skip, state."""
     rng, m = np.random.default_rng([shape.heads, shape.state_size, len(parts)]), sum(part.rows for part in parts)
     heads = (shape.heads,)
-    sizes = [(m, shape.channels), (m, shape.width), heads, heads, heads, (SLOTS, shape.inner * shape.state_size)]
+    a_log = (shape.heads, shape.state_size) if shape.channelwise else heads
+    sizes = [(m, shape.channels), (m, shape.width), a_log, heads, heads, (SLOTS, shape.inner * shape.state_size)]
     xbc, projected, *others = (rng.standard_normal(size).astype(np.float32) for size in sizes)
     return [xbc.astype(shape.dtype), (4 * projected).astype(shape.dtype), *others]
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -88,10 +89,19 @@ def write_gguf(
             writer.add_array(f"xielu.{key}", np.concatenate(numbers).tolist())
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in _joined(_stacked(source, family)) if joined else _stacked(source, family):
-        both = (name, name.removeprefix("transformer."))  # the conversion of BLOOM leaves the prefix out
+        both: tuple[str, ...] = (
+            name,
+            name.removeprefix("transformer."),
+        )  # the conversion of BLOOM leaves the prefix out
+        for suffix, there in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
+            if name.endswith(suffix):
+                both = ()
+                writer.add_tensor(f"blk.{name.split('.')[2]}.{there}.scale", values)
+        if not both:
+            continue
         renamed = next(filter(None, (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in both)), None)
         assert renamed is not None, name
-        renamed += ".weight" if name.endswith("sinks") else ""
+        renamed += ".weight" if name.endswith(("sinks", "layer_scalar", "correct_output_scale")) else ""
         if fused and "ffn_gate_exps" in renamed:
             gate = values
             continue
@@ -181,7 +191,7 @@ def with_usual_names(config: dict[str, Any]) -> dict[str, Any]:
 
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
     """`gate`: the matrix of an MLP whose width is not in config.json."""
-    heads, kind = config["num_attention_heads"], config["model_type"]
+    heads, kind = config.get("num_attention_heads", 1), config["model_type"]
     head_dim = _head_dim(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -195,10 +205,15 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     inner = config.get("moe_intermediate_size") if "moe" in (kinds or ()) else width
     widths = [inner * (one in ("moe", "mlp")) for one in kinds] if kinds else width if gate is None else gate.shape[0]
     writer.add_feed_forward_length(widths)
-    writer.add_head_count(heads * (kind != "mamba2"))
+    writer.add_head_count(heads * ("mamba" not in kind))
     kv_heads = config.get("num_key_value_heads", heads)
     types = config.get("layer_types") or config.get("layers_block_type") or ()
-    attend = [one not in ("conv", "linear_attention", "mlp", "moe") for one in types]
+    if period := config.get("attn_layer_period"):
+        at = config["attn_layer_offset"]
+        types = ["attention" if i % period == at else "mamba" for i in range(config["num_hidden_layers"])]
+    if kind == "falcon_mamba":
+        writer.add_ssm_dt_b_c_rms(True)
+    attend = [one not in ("conv", "linear_attention", "mamba", "mlp", "moe") for one in types]
     writer.add_head_count_kv(kv_heads if all(attend) else [kv_heads * one for one in attend])
     if (sizes := _scan_sizes(config))["state_size"]:
         for key, size in sizes.items():
@@ -218,8 +233,9 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         writer.add_value_length(head_dim)
     if count := expert_count(config):
         writer.add_expert_count(count)
-        writer.add_expert_used_count(config.get("num_experts_per_tok", config.get("moe_k", config.get("moe_topk"))))
-        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "olmoe"):
+        used = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+        writer.add_expert_used_count(next(config[name] for name in used if config.get(name)))
+        if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "jamba", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     score = "sigmoid" if kind in ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe") else ""
     if score := config.get("expert_selection_fn", score):
@@ -243,6 +259,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
         "afmoe",
     ):
         writer.add_sliding_window(config.get("sliding_window") or 0)
+    if kind in ("gemma3n_text", "gemma4_text"):
+        _add_gemma4(writer, config)
     if kind in ("exaone4", "olmo3", "cohere2_moe"):
         writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
     for field, add in (
@@ -276,9 +294,39 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
             add(config[field])
 
 
+def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Of Gemma 3n and 4; sizes by layer replace those that were added before."""
+    kind, slides = config["model_type"], [one == "sliding_attention" for one in config["layer_types"]]
+    shared, count, width = config["num_kv_shared_layers"], len(slides), config["intermediate_size"]
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    if kind == "gemma3n_text":
+        quantiles = [NormalDist().inv_cdf(one) if one else -np.inf for one in config["activation_sparsity_pattern"]]
+        writer.add_activation_sparsity_scale(quantiles)
+        writer.add_altup_num_inputs(config["altup_num_inputs"])
+        writer.add_altup_active_idx(config["altup_active_idx"])
+        return
+    full = config["per_layer_config"][str(slides.index(False))]
+    heads = [
+        config["num_key_value_heads"] if one else full.get("num_key_value_heads", config["num_key_value_heads"])
+        for one in slides
+    ]
+    wide = [width * (1 + (config["use_double_wide_mlp"] and i >= count - shared)) for i in range(count)]
+    for key in ("attention.head_count_kv", "feed_forward_length", "attention.key_length", "attention.value_length"):
+        del writer.kv_data[0][f"gemma4.{key}"]
+    writer.add_head_count_kv(heads)
+    writer.add_feed_forward_length(wide)
+    writer.add_key_length(full["head_dim"])
+    writer.add_value_length(full["head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+
+
 def _head_dim(config: dict[str, Any]) -> int:
     """Dimensions of a head, or of what rope rotates in latent attention."""
-    heads = config["num_attention_heads"]
+    heads = config.get("num_attention_heads", 1)
     return int(config.get("qk_rope_head_dim") or config.get("head_dim") or config["hidden_size"] // heads)
 
 
@@ -300,20 +348,22 @@ def _add_latent_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], rank: int
 def _scan_sizes(config: dict[str, Any]) -> dict[str, int]:
     """What Mamba-2 blocks are made of, by llama.cpp's names, from the fields that families have."""
     fields = {
-        "time_step_rank": ("mamba_n_heads", "mamba_num_heads", "num_heads"),
+        "time_step_rank": ("mamba_n_heads", "mamba_num_heads", "num_heads", "mamba_dt_rank", "time_step_rank"),
         "state_size": ("mamba_d_state", "ssm_state_size", "state_size"),
         "group_count": ("mamba_n_groups", "n_groups"),
         "conv_kernel": ("mamba_d_conv", "conv_kernel"),
     }
     found = {key: next((config[name] for name in names if name in config), 0) for key, names in fields.items()}
     head_dim = next((config[name] for name in ("mamba_d_head", "mamba_head_dim", "head_dim") if name in config), 0)
-    return {**found, "inner_size": found["time_step_rank"] * head_dim}
+    inner = config["mamba_expand"] * config["hidden_size"] if "mamba_dt_rank" in config else config["intermediate_size"]
+    return {**found, "inner_size": found["time_step_rank"] * head_dim if found["group_count"] else inner}
 
 
 def expert_count(config: dict[str, Any]) -> int:
     """The number of a layer's experts, 0 in models without."""
     names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    return next((config[name] for name in names if name in config), 0)
+    stated = [config[name] for name in names if config.get(name) and config.get("enable_moe_block", True)]
+    return stated[0] if stated else 0
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -324,11 +374,15 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = _head_dim(config)
     partial = config.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
     rotated = int(head_dim * partial)
+    kind = table.get("rope_type", table.get("type", "default"))
+    if kind == "proportional":
+        head_dim = rotated = config["per_layer_config"][str(config["layer_types"].index("full_attention"))]["head_dim"]
+        divisors = np.where(np.arange(head_dim // 2) < int(head_dim * partial / 2), 1, 1e30)
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
     writer.add_rope_freq_base(theta)
     writer.add_rope_dimension_count(rotated)
     if local is not None:
         writer.add_rope_freq_base_swa(local["rope_theta"])
-    kind = table.get("rope_type", table.get("type", "default"))
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(table["factor"])
@@ -374,15 +428,26 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
     config = with_usual_names(source.config)
     kind, count = config["model_type"], expert_count(config)
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
+    heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
     for name in source.tensors:
         parts = name.split(".")
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        if "altup_" in name and parts[1].endswith("projections"):
+            if parts[2] == "0":
+                places = [name.replace(".0.", f".{i}.") for i in range(config["altup_num_inputs"] - 1)]
+                yield name.replace(".0.", "."), np.stack([source.read(one) for one in places])
             continue
         if "experts" in parts:
             if parts[parts.index("experts") + 1] == "0":
                 numbered = name.replace("experts.0.", "experts.{}.")
                 stacked = np.stack([source.read(numbered.format(i)) for i in range(count)])
+                if kind == "gemma4_text" and parts[-2] != "down_proj":
+                    if parts[-2] == "gate_proj":
+                        up = [source.read(numbered.replace("gate_proj", "up_proj").format(i)) for i in range(count)]
+                        fused = np.concatenate([stacked, np.stack(up)], axis=1)
+                        yield name.replace("experts.0.gate_proj", "experts.gate_up_proj"), fused
+                    continue
                 name = name.replace("backbone", "model").replace("mixer", "mlp")
                 yield (
                     f"layers.{parts[2]}.feed_forward.experts.{parts[-2]}.weight"
@@ -422,7 +487,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
                 continue
         if name.endswith("A_log"):
             values = -np.exp(values)
-        if parts[-1] in ("A_log", "D"):
+        if parts[-1] in ("A_log", "D") and _scan_sizes(config)["group_count"]:
             values = values.reshape(-1, 1)
         if parts[-3:-1] in (["mamba", "norm"], ["mixer", "norm"]):
             values = values.reshape(_scan_sizes(config)["group_count"], -1)
@@ -431,4 +496,4 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
         if kind.startswith("granite"):
             name = name.replace(".shared_mlp.", ".mlp.shared_expert.")
         name = name.replace("correction_bias", "correction.bias").replace("expert_bias", "expert_bias.bias")
-        yield name, values.squeeze(0) if len(values) == 1 else values
+        yield name, values.squeeze(0) if len(values) == 1 and values.ndim > 1 else values

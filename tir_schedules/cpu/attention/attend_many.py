@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -13,14 +14,15 @@ from tir_schedules.cpu.attention.keys import BLOCK, BLOCK_PAGES, Panels, page_ke
 from tir_schedules.cpu.attention.pages import (
     AttentionShape,
     Pages,
+    biases_argument,
     out_argument,
     pages_tensor,
     qkv_argument,
     sinks_argument,
 )
 from tir_schedules.cpu.attention.query_tile import QueryTile, prefill_queries
-from tir_schedules.cpu.vectors import scratch, value
-from tir_schedules.paged import PAGE
+from tir_schedules.cpu.vectors import load, scratch, value
+from tir_schedules.paged import BIAS_MARGIN, PAGE
 from tir_schedules.step import Step, step_argument
 
 
@@ -30,7 +32,7 @@ def attend_many(
     """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
     A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
-    Heads with sinks have their logits in an argument before `out`, f32[heads].
+    Heads with sinks have their logits in an argument before `out`, f32[heads]; biases of scores are another one.
 
     Blocks of 64 keys begin at multiples of 64, and masked keys of a block add exactly 0: so a row's result depends
     only on its position and its sequence's keys, not on the chunks of the prompt. (A value that is not finite also
@@ -43,11 +45,13 @@ def attend_many(
         "step": step_argument(tirx.Var("k", "int64"), shape.page_group),
         "pages": pages_tensor(shape),
         **sinks_argument(shape),
+        **biases_argument(shape),
         "out": out_argument(shape, n),
     }
 
     def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:
-        *sinks, out = rest
+        *extra, out = rest
+        sinks, biases = extra[: int(shape.sinks)], extra[int(shape.sinks) :]
         rows, sequences = scratch(n, "int32"), scratch(n, "int32")
         count = _list_tiles(step, per_task, rows, sequences)
         with I.parallel(0, count * kv_heads) as index:
@@ -58,7 +62,7 @@ def attend_many(
             queries = value(I.min(per_task, step.row_begin(sequence + 1) - row))
             task = QueryTile(shape, tiles, row, queries, h)
             task.begin(qkv, I.float32(scale))
-            _Blocks(task, step, pages, sequence, queries, window, bidirectional).attend()
+            _Blocks(task, step, pages, sequence, queries, window, bidirectional, biases).attend()
             task.finish(sinks, out)
 
     return function("attend_many", arguments, body)
@@ -88,6 +92,7 @@ class _Blocks:
     queries: Expr
     window: int
     bidirectional: bool
+    biases: Sequence[Buffer] = ()
 
     def attend(self) -> None:
         """Attention of the task's queries, block after block."""
@@ -96,9 +101,9 @@ class _Blocks:
         keys = value(self._seen_before(first + self.queries))  # of the last query
         oldest = value(I.max(first - self.window + 1, 0)) if self.window else 0  # of the first
         panels = Panels(shape)
-        block_keys = panels.keys()
         with I.serial(oldest // BLOCK, (keys + BLOCK - 1) // BLOCK) as block:
             begin = value(block * BLOCK)
+            block_keys = replace(panels.keys(), biases=self._biases(first - begin) if self.biases else None)
             oldest_page = value(I.max(oldest - begin, 0) // PAGE) if self.window else 0
             with I.serial(oldest_page, I.min((keys - begin + PAGE - 1) // PAGE, BLOCK_PAGES)) as i:
                 page = value(self.step.page(self.sequence, block * BLOCK_PAGES + i))
@@ -111,6 +116,17 @@ class _Blocks:
                     state.attend(block_keys, None, used)
                 with I.Else():
                     state.attend_part(block_keys, self._part(first - begin, keys - begin, oldest_page), used)
+
+    def _biases(self, first: Expr) -> Callable[[Expr, int], Expr]:
+        """The biases of a row's scores for a page of the block from which the first query is so far."""
+        shape, width = self.task.shape, 2 * self.task.shape.distances + BIAS_MARGIN
+
+        def vector(r: Expr, i: int) -> Expr:
+            head = self.task.head * shape.group + r % shape.group
+            distance = i * PAGE - (first + r // shape.group)
+            return load(self.biases[0], head * width + distance + shape.distances, 16)
+
+        return vector
 
     def _part(self, first: Expr, keys: Expr, oldest_page: Expr) -> BlockPart:
         """What queries see of a block from which the first query and the end of the keys are so far."""

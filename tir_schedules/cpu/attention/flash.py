@@ -226,13 +226,15 @@ class Rows:
                 score = read(self.p, r * BLOCK + i * PAGE, 16)
                 if self.shape.softcap:
                     score = self._cap(score)
+                if keys.biases is not None:
+                    score = score + keys.biases(r, i) * splat(LOG2E, 16)
                 if seen is not None:
                     first, last = seen(r)
                     index = I.ramp(i * PAGE, 1, 16)
                     inside = I.And(index >= I.broadcast(first, 16), index <= I.broadcast(last, 16))
                     score = I.Select(inside, score, splat(MASKED, 16))
                 scores.append(value(score))
-                if self.shape.softcap or seen is not None:
+                if self.shape.softcap or seen is not None or keys.biases is not None:
                     store(self.p, r * BLOCK + i * PAGE, scores[-1], 16)
             put(self.next, r, I.max(self.top[r], largest(functools.reduce(I.max, scores), 16)))
         with I.serial(0, (rows + 15) // 16) as v:

@@ -23,7 +23,7 @@ class Keys:
 
     `scales` at `scale(i, g, of_v)` has the 16 of group g of page i; None for elements without scales.
     `fetch(i, j, of_v)` asks for the cache line, of `line` elements, with element j of page i one block further. Only
-    the first `valid` slots of a page hold values; None: all.
+    the first `valid` slots of a page hold values; None: all. `biases(r, i)` is added to the scores of row r and page i.
     """
 
     k_elements: Buffer
@@ -36,6 +36,7 @@ class Keys:
     line: int = 16
     valid: Expr | None = None
     packed: int = 1
+    biases: Callable[[Expr, int], Expr] | None = None
 
     def k_rows(self, i: int, row: Expr) -> list[Expr]:
         """K of 16 slots in the `packed` dimensions from row * packed on."""

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, Tensor
-from tir_schedules.paged import ITEM_BITS, PAGE, QUANTIZED, Heads, has_q4
+from tir_schedules.paged import BIAS_MARGIN, ITEM_BITS, PAGE, QUANTIZED, Heads, has_q4
 
 ACTIVATION_DTYPES = ("float32",)
 
@@ -100,6 +100,11 @@ def rows_argument(shape: AttentionShape, rows: Expr) -> dict[str, Tensor]:
 def sinks_argument(shape: AttentionShape) -> dict[str, Tensor]:
     """The argument `sinks` f32[num_heads] of functions that attend; none where heads have no sinks."""
     return {"sinks": Tensor((shape.num_heads,), "float32")} if shape.sinks else {}
+
+
+def biases_argument(shape: AttentionShape) -> dict[str, Tensor]:
+    """The argument `biases` f32[num_heads, n] as a vector; none where scores have no biases."""
+    return {"biases": _flat((shape.num_heads, 2 * shape.distances + BIAS_MARGIN))} if shape.distances else {}
 
 
 def _flat(dims: tuple[Expr, ...]) -> Tensor:

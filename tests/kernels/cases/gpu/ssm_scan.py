@@ -42,4 +42,5 @@ class SsmScan:
 CASES = {
     "scan": SsmScan(SsmShape(4, 32, 128, 1, 300, "float32")),
     "scan of groups in float16": SsmScan(SsmShape(9, 24, 20, 3, 345, "float16")),
+    "scan of channels": SsmScan(SsmShape(48, 1, 16, 1, 48, "float32", channelwise=True)),
 }

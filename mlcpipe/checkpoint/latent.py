@@ -3,9 +3,9 @@
 `kv_b_proj` [heads * (nope + value), rank] has for each head the rows of its keys, then those of its values. Attention
 multiplies q with the keys' rows transposed, `k_b_proj` [heads * rank, nope], and latent vectors with `v_b_proj`
 [heads * value, rank]. Codes of the latter stay as they are. Groups of the former would lie across its rows, so it is
-kept as float16, made of the exact numbers: 2 bytes a number, and no second rounding to codes. (For GLM 4.7 Flash that is
-3.9 MB a layer, where 4 bits are 1.1.) A scheme for unquantized checkpoints rounds it once, as all others. GGUF files with
-`attn_k_b` have it that way round, and keep its codes.
+kept as float16, made of the exact numbers: 2 bytes a number, and no second rounding to codes. (For GLM 4.7 Flash that
+is 3.9 MB a layer, where 4 bits are 1.1.) A scheme for unquantized checkpoints rounds it once, as all others. GGUF files
+with `attn_k_b` have it that way round, and keep its codes.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.gated_delta import DeltaSpec, GatedDelta
+from mlcpipe.nn.gguf import ATTENTION, MLP, GgufFamily, GgufFile, read_drafts
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
@@ -29,6 +30,7 @@ NAMES = CheckpointNames(
         "mtp.layer": "mtp.layers.0",
     },
 )
+TILED = "linear_tiled_value_heads"  # of GGUF files: value heads that follow each other read different key heads
 ATTENDS, LINEAR = "full_attention", "linear_attention"
 # What published files say and no model of the family does otherwise.
 FIXED: Mapping[str, list[Any]] = {
@@ -69,7 +71,8 @@ def delta_spec(base: BaseConfig, sizes: tuple[int, int, int, int], **options: An
         expected = f"a multiple of {key_heads}"
         raise ConfigError("field linear_num_value_heads", where=base.fields.where, expected=expected, found=value_heads)
     taps = base.fields.integer("linear_conv_kernel_dim", 4, low=2, high=64)
-    return DeltaSpec(base.hidden_size, key_heads, value_heads, key_dim, value_dim, taps, **options)
+    tiled = base.fields.flag(TILED, False)
+    return DeltaSpec(base.hidden_size, key_heads, value_heads, key_dim, value_dim, taps, tiled=tiled, **options)
 
 
 def layer_kinds(base: BaseConfig, attends: list[bool]) -> list[str]:
@@ -80,3 +83,36 @@ def layer_kinds(base: BaseConfig, attends: list[bool]) -> list[str]:
         expected = f"{base.num_layers} of {', '.join(known)}"
         raise ConfigError("field layer_types", where=base.fields.where, expected=expected)
     return kinds
+
+
+def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """The fields of config.json that GGUF has of families like Qwen 3.5."""
+    read_drafts(file, config)
+    heads, inner = file.integer("ssm.time_step_rank"), file.integer("ssm.inner_size")
+    if not heads or inner % heads:
+        raise file.error("ssm.inner_size", f"a multiple of {heads} heads", inner)
+    layers = range(min(config["num_hidden_layers"], 1024))
+    config.update(
+        linear_num_key_heads=file.integer("ssm.group_count"), linear_num_value_heads=heads,
+        linear_key_head_dim=file.integer("ssm.state_size"), linear_value_head_dim=inner // heads,
+        linear_conv_kernel_dim=file.integer("ssm.conv_kernel"),
+        layer_types=[ATTENDS if f"blk.{i}.attn_q.weight" in file else LINEAR for i in layers],
+        attention_bias=any(f"blk.{i}.attn_q.bias" in file for i in layers), **{TILED: True},
+    )  # fmt: skip
+
+
+DELTAS = {
+    **ATTENTION,
+    **MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+GGUF = GgufFamily("qwen35", complete_gguf, DELTAS, rope="partial", norm_offset=1.0)

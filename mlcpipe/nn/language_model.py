@@ -102,7 +102,8 @@ class LanguageModel(nn.Module):
         """Raises ConfigError for layers that TVM's cache cannot serve: it has one shape for all."""
         kinds = {replace(of, window=None) for of in self.attentions()}
         windows = {of.window for of in self.attentions()} - {None}
-        others = len(self.attentions()) < self.facts.num_layers or any(one.kind == "slot" for one in self.states())
+        others = len(self.attentions()) < self.facts.num_layers
+        others |= any(not isinstance(block, AttentionBlock) for block in blocks_of(self.model, Stateful))
         if any(of.value_dim for of in kinds):
             raise ConfigError(
                 f"layers of {self.facts.model_type}", where=where, expected="keys and values of one size, stored apart",

@@ -43,6 +43,7 @@ class _EngineCollector(Collector):
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prompt),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.cached),
+            ("prefix_cache_lost", "Prompt tokens found there whose recurrent state or window was gone.", stats.lost),
             ("prompt_tokens", "Tokens of prompts.", stats.prompt),
             ("generation_tokens", "Tokens of answers.", stats.generated),
             ("num_preemptions", "Preempted requests.", stats.preemptions),

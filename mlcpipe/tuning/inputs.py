@@ -137,11 +137,14 @@ def _attend(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -> I
     integers = _step(first, rows, draw)
     sizes = {"n": rows, "k": len(integers), "num_pages": -(-(first + rows) // PAGE)}
     values: list[Value] = []
-    inputs = ("qkv", "step", "pages", *(("sinks",) if op.facts.get("sinks") else ()))
+    optional = [name for fact, name in (("picked_rows", "rows"), ("sinks", "sinks")) if op.facts.get(fact)]
+    inputs = ("qkv", "step", "pages", *optional)
     for name, (dims, dtype) in zip((*inputs, "out", "values", "sums"), parameters(func)):
         shape = tuple(_size(size, sizes, rows) for size in dims)
         if name == "step":
             values.append(integers)
+        elif name == "rows":
+            values.append(np.arange(rows, dtype=np.int32))
         else:
             filled = name in inputs
             values.append(_numbers(draw, shape, dtype, op.str("dtype")) if filled else np.zeros(shape, dtype))

@@ -267,3 +267,11 @@ def test_harmless_fields_change_nothing(family: str) -> None:
     plain, full = build(family), build_model({**fields, **config(family)})
     assert full.facts == plain.facts
     assert names(full) == names(plain)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "falcon_h1", "mamba"])
+def test_a_cache_without_slots_is_refused(family: str) -> None:
+    """Also where every layer attends, with a scan beside it."""
+    build("llama").check_uniform("webgpu")
+    with pytest.raises(ConfigError, match="attention of one shape in every layer"):
+        build(family).check_uniform("webgpu")

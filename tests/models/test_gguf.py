@@ -84,6 +84,17 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
         np.testing.assert_allclose(found.read(name).reshape(value.shape), value, rtol=0, atol=rounded, err_msg=name)
 
 
+@pytest.mark.full
+def test_value_heads_in_turn_for_each_key_head(tmp_path: Path) -> None:
+    """As llama.cpp has those of gated delta nets."""
+    case = tiny.TinyCase("qwen3_5_text", "default")
+    source, tokens = open_checkpoint(tiny.write_tiny(case, tmp_path / "source")), tiny.prompt_tokens(case, 20)
+    file = write_gguf(source, tmp_path / "model.gguf")
+    mlcpipe.compile(file, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    found = mlcpipe.Engine(tmp_path / "bundle").logits(tokens)
+    np.testing.assert_allclose(found, tiny.reference_logits(case, tokens), rtol=0, atol=1e-4)
+
+
 def test_gate_and_up_of_experts_in_one_tensor(tmp_path: Path) -> None:
     case = tiny.TinyCase("mixtral", "default")
     source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=kept.SEED))

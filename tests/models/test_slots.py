@@ -115,6 +115,7 @@ def test_a_prompt_starts_where_one_that_begins_like_it_left_a_checkpoint(bundle:
     assert (first.cached, answered(steps, [*prompt, *words(30, 1)]).cached) == (0, LAST_BORDER)
     assert answered(steps, [*first.tokens, 5], exact=False).cached == (PROMPT + ANSWER - 1) // 16 * 16  # its own
     assert answered(steps, [*prompt[:50], *words(30, 2)]).cached == 0  # pages, but no checkpoint
+    assert steps.scheduler.totals.prefix_lost == 48
 
 
 def test_an_evicted_checkpoint_leaves_an_earlier_one(bundle: LoadedBundle) -> None:

@@ -227,7 +227,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             yield from _single_rows(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"))
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
-            add = -family.norm_offset if part.endswith("norm") and suffix == "weight" else 0.0
+            offset = part.endswith("norm") and part != "ssm_norm" and suffix == "weight"
+            add = -family.norm_offset if offset else 0.0
             found = _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
             yield _grouped(found, heads["attn_q"], heads["attn_k"]) if part == "attn_qkv" and family.grouped else found
         else:
@@ -331,7 +332,7 @@ def _width(metadata: Metadata, arch: str, family: GgufFamily) -> int:
     if family.by_layer:
         return 0
     if not family.some_attend or isinstance(metadata.values.get(key), int):
-        return metadata.integer(key)
+        return metadata.integer(key, 0 if family.experts else None)  # without dense MLPs there is none
     return int(metadata.numbers(key, metadata.integer(f"{arch}.block_count")).max())
 
 

@@ -178,6 +178,7 @@ class Admission:
             sequence.cached = sequence.computed
             self.totals.prefix_queries += len(sequence.request.tokens)
             self.totals.prefix_hits += sequence.cached
+            self.totals.prefix_lost += self.tree.lost(sequence)
 
     def same_prompt(self, first: Sequence) -> list[Sequence]:
         """Waiting sequences with the same prompt, to start where this one's ends, while places and pages last."""

@@ -305,6 +305,7 @@ class AnswerLoop:
             kv_usage=sum(each.used for each in counts) / pages,
             prompt=scheduler.totals.prefix_queries,
             cached=scheduler.totals.prefix_hits,
+            lost=scheduler.totals.prefix_lost,
             generated=scheduler.totals.answer_tokens,
             preemptions=scheduler.totals.preemptions,
             swapped_out=0 if swap is None else swap.tokens_out,

@@ -128,7 +128,8 @@ class EngineStats:
     """Counters of an engine since its start, and gauges of now. Counts are of tokens unless they say otherwise.
 
     kv_usage         part of the KV cache that is in use, 0 to 1
-    prompt           tokens of admitted prompts, of which `cached` were found computed
+    prompt           tokens of admitted prompts, of which `cached` were found computed, and `lost` would have been if
+                     the recurrent state, or the window, after them had been kept
     preemptions      of requests
     swapped_out      tokens whose keys and values were copied to the host, and `swapped_in`, back
     swap_bytes       on the host now
@@ -142,6 +143,7 @@ class EngineStats:
     kv_usage: float = 0.0
     prompt: int = 0
     cached: int = 0
+    lost: int = 0
     generated: int = 0
     preemptions: int = 0
     swapped_out: int = 0

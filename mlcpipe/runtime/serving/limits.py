@@ -30,6 +30,7 @@ class Totals:
     preemptions: int = 0
     prefix_queries: int = 0  # tokens of prompts
     prefix_hits: int = 0  # of them, found in the tree
+    prefix_lost: int = 0  # found, but without the recurrent state, or the window, that the next token needs
     answer_tokens: int = 0
     rejected: int = 0
     drafts: int = 0

@@ -51,6 +51,15 @@ class PrefixTree:
 
     def match(self, sequence: Sequence) -> list[Node]:
         """Nodes with which the sequence could start; its last token must be computed to sample the next."""
+        found = self._known(sequence)
+        return found[: self._usable(found)]
+
+    def lost(self, sequence: Sequence) -> int:
+        """Known tokens beyond the computed ones: the state, or the window, that the next one needs is gone."""
+        return max(0, len(self._known(sequence)) * PAGE - sequence.computed) if any(self._sheds) else 0
+
+    def _known(self, sequence: Sequence) -> list[Node]:
+        """The nodes of its tokens."""
         found: list[Node] = []
         family = self._root.children.get(self.family(sequence))
         if family is None:
@@ -67,7 +76,7 @@ class PrefixTree:
                 best = next(iter(variants.values()))
             found.append(best)
             node = best
-        return found[: self._usable(found)]
+        return found
 
     def _usable(self, nodes: list[Node]) -> int:
         """With how many of these nodes a sequence can start: all that the next token needs is there."""

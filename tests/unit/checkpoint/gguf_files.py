@@ -214,7 +214,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     if kind == "falcon_mamba":
         writer.add_ssm_dt_b_c_rms(True)
     attend = [one not in ("conv", "linear_attention", "mamba", "mlp", "moe") for one in types]
-    writer.add_head_count_kv(kv_heads if all(attend) else [kv_heads * one for one in attend])
+    one = all(attend) or kind.startswith("qwen3_5")
+    writer.add_head_count_kv(kv_heads if one else [kv_heads * one for one in attend])
     if (sizes := _scan_sizes(config))["state_size"]:
         for key, size in sizes.items():
             writer.add_uint32(f"{writer.arch}.ssm.{key}", size)
@@ -345,17 +346,39 @@ def _add_latent_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], rank: int
     writer.add_value_length_mla(config["v_head_dim"])
 
 
+def _tiled(config: dict[str, Any], name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A tensor of a gated delta net with value heads in turn for each key head, where llama.cpp has them so."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    begin = 2 * keys * config["linear_key_head_dim"] if ".in_proj_qkv." in name or ".conv1d." in name else 0
+    if ".norm." in name:
+        return values
+    if ".out_proj." in name:
+        return np.ascontiguousarray(_tiled(config, "", values.T).T)
+    of_values = values[begin:].reshape(keys, heads // keys, -1, *values.shape[1:]).swapaxes(0, 1)
+    return np.concatenate([values[:begin], of_values.reshape(values[begin:].shape)])
+
+
 def _scan_sizes(config: dict[str, Any]) -> dict[str, int]:
     """What Mamba-2 blocks are made of, by llama.cpp's names, from the fields that families have."""
     fields = {
-        "time_step_rank": ("mamba_n_heads", "mamba_num_heads", "num_heads", "mamba_dt_rank", "time_step_rank"),
-        "state_size": ("mamba_d_state", "ssm_state_size", "state_size"),
-        "group_count": ("mamba_n_groups", "n_groups"),
-        "conv_kernel": ("mamba_d_conv", "conv_kernel"),
+        "time_step_rank": (
+            "linear_num_value_heads",
+            "mamba_n_heads",
+            "mamba_num_heads",
+            "num_heads",
+            "mamba_dt_rank",
+            "time_step_rank",
+        ),
+        "state_size": ("linear_key_head_dim", "mamba_d_state", "ssm_state_size", "state_size"),
+        "group_count": ("linear_num_key_heads", "mamba_n_groups", "n_groups"),
+        "conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"),
     }
     found = {key: next((config[name] for name in names if name in config), 0) for key, names in fields.items()}
-    head_dim = next((config[name] for name in ("mamba_d_head", "mamba_head_dim", "head_dim") if name in config), 0)
-    inner = config["mamba_expand"] * config["hidden_size"] if "mamba_dt_rank" in config else config["intermediate_size"]
+    names = ("linear_value_head_dim", "mamba_d_head", "mamba_head_dim", "head_dim")
+    head_dim = next((config[name] for name in names if name in config), 0)
+    inner = (
+        config["mamba_expand"] * config["hidden_size"] if "mamba_dt_rank" in config else config.get("intermediate_size")
+    )
     return {**found, "inner_size": found["time_step_rank"] * head_dim if found["group_count"] else inner}
 
 
@@ -472,10 +495,12 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             by_head = values.reshape(count, config["num_attention_heads"] // count + 2, -1, *values.shape[1:])
             apart = (by_head[:, :-2], by_head[:, -2], by_head[:, -1])
             values = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in apart])
-        if name.endswith("norm.weight"):
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
+        if "linear_attn." in name:
+            values = _tiled(config, name, values)
         if parts[-2] in ("k_b_proj", "v_b_proj"):
             values = values.reshape(config["num_attention_heads"], -1, values.shape[1])
             if kind == "minicpm3" and parts[-2] == "k_b_proj":

@@ -87,3 +87,12 @@ def test_scales_of_block_formats_are_numbers(name: str) -> None:
     names = list(scheme.shapes(32, 256))
     rows = load_layout("rows16").unrepack(scheme, dict(zip(names, arrays[1:])), 32, 256)
     assert np.isfinite(scale_values(scheme, rows["q_scale"])).all()
+
+
+@pytest.mark.parametrize("kernels", [cpu, gpu])
+def test_some_rows_of_a_step_get_their_numbers(kernels: Any) -> None:
+    shape = kernels.AttentionShape(6, 2, 40, "float16", queries_only=True, picked_rows=True)
+    func = kernels.page_functions(shape, 0.1, 64)["attend_few"]
+    given = inputs_of(func, 3, KEYS)
+    fits(given, func)
+    assert list(given.values[3]) == [0, 1, 2] and given.values[0].shape == (3, 6, 40)

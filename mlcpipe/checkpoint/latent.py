@@ -3,7 +3,9 @@
 `kv_b_proj` [heads * (nope + value), rank] has for each head the rows of its keys, then those of its values. Attention
 multiplies q with the keys' rows transposed, `k_b_proj` [heads * rank, nope], and latent vectors with `v_b_proj`
 [heads * value, rank]. Codes of the latter stay as they are. Groups of the former would lie across its rows, so it is
-kept as float16: 2 bytes a number, and no second rounding to codes.
+kept as float16, made of the exact numbers: 2 bytes a number, and no second rounding to codes. (For GLM 4.7 Flash that
+is 3.9 MB a layer, where 4 bits are 1.1.) A scheme for unquantized checkpoints rounds it once, as all others. GGUF files
+with `attn_k_b` have it that way round, and keep its codes.
 """
 
 from __future__ import annotations
@@ -69,10 +71,10 @@ def _parts(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[Matrix]:
     yield Matrix(f"{stem}.k_b_proj.weight", (heads * rank, nope), dtype, *place, nbytes, _no_codes, values=keys)
     codes: Callable[[], Parts] = functools.partial(checkpoint.read_parts, tensor.name)
     codes = tensor.parts if isinstance(tensor, Matrix) else codes
-    plain = tensor.dtype in FLOAT_DTYPES or (isinstance(tensor, Matrix) and tensor.values is not None)
+    coded = isinstance(tensor, Matrix) and tensor.dtype not in FLOAT_DTYPES and tensor.values is None
     yield Matrix(
         f"{stem}.v_b_proj.weight", (len(of_values), rank), tensor.dtype, *place, tensor.nbytes - nbytes,
-        lambda: codes().map(lambda part: part[of_values]), getattr(tensor, "zero", 0), values if plain else None,
+        lambda: codes().map(lambda part: part[of_values]), getattr(tensor, "zero", 0), None if coded else values,
         getattr(tensor, "columns", None),
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ CASES = (
     *K_QUANTS,
     *TABLES,
 )
-SLOTS = (("lfm2", "Q4_0"),)  # not for browsers
+SLOTS = (("lfm2", "Q4_0"), ("minicpm3", "Q8_0"))  # not for browsers
 # Experts whose gate and up differ, as `--tensor-type` makes them.
 MIXED = (("mixtral", "Q4_K+Q3_K"), ("qwen3_moe", "Q8_0+F16"), ("gpt_oss", "MXFP4+Q4_0"))
 # What GGUF stores; the rest of a family's variants it cannot tell.
@@ -50,7 +50,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"routed_scaling_factor": 1.0},
     "afmoe": {"global_attn_every_n_layers": 4, "num_hidden_layers": 5},
     "llama4_text": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
-    "minicpm3": {"dim_model_base": 256, "v_head_dim": 16},
+    "minicpm3": {"dim_model_base": 256, "v_head_dim": 16, "q_lora_rank": 32},
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mamba"]},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
 }

@@ -24,10 +24,11 @@ from tests.models import tiny
 from tests.models.stepping import Alone, Steps
 
 CASES = {case.id: case for cases in tiny.tiny_checkpoints().values() for case in cases}
-# One family for each kind of block: plain, sliding layers beside others, RoPE by length, experts, states in slots.
+# One family for each kind of block: plain, sliding layers beside others, RoPE by length, experts, states in slots,
+# latent vectors.
 FAMILIES = (
     "llama-default", "llama-dynamic", "gemma2-softcaps", "gemma3_text-default", "mistral-default", "phi3-longrope",
-    "qwen3_moe-default", "lfm2-biases", "gemma4_text-default",
+    "qwen3_moe-default", "lfm2-biases", "gemma4_text-default", "deepseek_v3-default",
 )  # fmt: skip
 FORMATS = ("q4f16_1-f16", "q8f16_1-q8", "q0f32-f32")
 ONE_FORMAT = (
@@ -37,6 +38,7 @@ ONE_FORMAT = (
     "phi3-longrope",
     "gemma3_text-default",
     "gemma4_text-default",
+    "deepseek_v3-default",
 )  # the others: `make test-everything`
 LENGTHS = (1, 15, 16, 17, 33, 63, 64, 65, 40, 100)  # borders of pages and of chunks
 ANSWER = 20

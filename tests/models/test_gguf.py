@@ -135,10 +135,14 @@ def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind:
         mlcpipe.compile(file, target=str(target), quantization=quantization, kv_cache_dtype="f32", output=bundle)
         logits.append(mlcpipe.Engine(bundle).logits(tokens))
         manifest = read_manifest(bundle)
-    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=2e-5 * float(np.abs(logits[0]).max()))
     assert manifest is not None and manifest.quantization == "keep"
+    halves = any("k_b_proj" in param.name for param in manifest.params)  # in float16, of exact numbers
+    bound = (2e-4 if halves else 2e-5) * float(np.abs(logits[0]).max())
+    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=bound)
     matrices = {
-        param.scheme for param in manifest.params if param.scheme and not re.search(r"\.(gate|router)\.", param.name)
+        param.scheme
+        for param in manifest.params
+        if param.scheme and not re.search(r"\.(gate|router|k_b_proj)\.", param.name)
     }
     assert matrices == {"q0f16" if name == "F16" else name for name in kind.split("+")}
 

@@ -70,6 +70,8 @@ def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     if model.own_head is not None:
         model.add_draft_head(model.own_head)
     for weight in weight_table(model.named_parameters()):
+        if weight.rows is not None:  # of another one
+            continue
         for group in weight.sources:
             rows, *rest = weight.shape if weight.experts is None else weight.shape[1:]
             for source in group:

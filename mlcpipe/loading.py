@@ -230,7 +230,7 @@ def _compiled(
 
     from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
-    from mlcpipe.checkpoint.draft_heads import with_draft_head
+    from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
     from mlcpipe.compiler.automatic import choose
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.support.resources import demo_model_path
@@ -244,14 +244,14 @@ def _compiled(
         wanted.judge(found.target, checkpoint, download, **purpose)
 
     path = demo_model_path() if model is None else resolve(model, progress, check=check)
-    head = None if draft_head is None else resolve(draft_head, progress)
+    head = draft_head if draft_head in (None, NO_HEAD) else resolve(draft_head, progress)
     with naming(title, path):
         checkpoint = open_checkpoint(path)
         if head is not None:
             checkpoint = with_draft_head(checkpoint, head)
         quantization = checkpoint.quantization(wanted.quantization)
         names = (recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters,
-                 *["best"] * wanted.best)  # fmt: skip
+                 *["best"] * wanted.best, *["no head"] * (head == NO_HEAD))  # fmt: skip
         parts = (checkpoint.content_hash(cache / "hashes"), _source_hash(), *names)
 
         def bundle_for(target: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlcpipe.bundle.manifest import Manifest
+from mlcpipe.bundle.manifest import Manifest, ModelInfo
 from mlcpipe.bundle.states import State, group_of, slot_bytes, windows_of
 from tir_schedules.step_layout import PAGE
 
@@ -17,7 +17,7 @@ MIN_CONTEXT = 512  # tokens that memory must hold where nobody asks for a number
 USEFUL_CONTEXT = 4096  # tokens for which a device must have room to be taken automatically
 _HELPERS = 7  # threads in addition to the one that runs the model
 _CHECKPOINT_SHARE = 4  # slots may take a quarter of the pages' memory
-_DRAFT_SLOTS = 3  # for the states after each token of a draft but the last
+DRAFT_SLOTS = 3  # for the states after each token of a draft but the last
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,17 @@ def _units(states: Sequence[State], chunk: int, max_batch: int, context: int, to
     slots, each = 0, slot_bytes(states)
     if each:
         share = Units(tuple(groups)).nbytes(states) // _CHECKPOINT_SHARE // each
-        slots = min(3 * max_batch, max(2 * sequences + 2, share) + _DRAFT_SLOTS)
+        slots = min(3 * max_batch, max(2 * sequences + 2, share) + DRAFT_SLOTS)
     return Units(tuple(groups), slots)
+
+
+def draft_head_bytes(model: ModelInfo, kv_tokens: int) -> int:
+    """What a draft head of one layer takes: pages for so many tokens, the rows that steps keep for it, its logits."""
+    head = model.eagle
+    if head is None:
+        return 0
+    numbers = head.kept * (model.max_batch + model.prefill_chunk) + model.max_batch * model.vocab_size
+    return -(-kv_tokens // PAGE) * head.page_bytes + 4 * numbers
 
 
 def context_that_fits(manifest: Manifest, room: int) -> int:

@@ -27,6 +27,8 @@ def with_dense(checkpoint: Checkpoint) -> Checkpoint:
 
     A checkpoint without tensors gets the field alone. Raises ConfigError and CheckpointError for broken modules.
     """
+    if FIELD in checkpoint.config:
+        raise ConfigError(f"field {FIELD}", where="config.json", expected="folders with dense layers instead")
     folders = [checkpoint.path / name for name in DENSE_FOLDERS if (checkpoint.path / name / "config.json").exists()]
     if not folders:
         return checkpoint

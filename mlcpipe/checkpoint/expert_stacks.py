@@ -187,8 +187,8 @@ def _joined(joined: TensorInfo, experts: object, module: str, name: str) -> Iter
     if (
         type(experts) is not int
         or not 0 < experts <= MAX_EXPERTS
-        or joined.shape[0] % experts
         or len(joined.shape) != 2
+        or joined.shape[0] % experts
     ):
         raise CheckpointError(
             f"tensor {shown(joined.name)} is no stack of experts", where=shown_path(joined.file),

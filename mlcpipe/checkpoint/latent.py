@@ -36,7 +36,10 @@ def split_latent(checkpoint: Checkpoint) -> Checkpoint:
     tensors: dict[str, TensorInfo] = {}
     for name, tensor in checkpoint.tensors.items():
         parts = _parts(checkpoint, tensor) if name.endswith(_WHOLE) else (tensor,)
-        tensors |= {part.name: part for part in parts}
+        for part in parts:
+            if part.name in tensors or (part is not tensor and part.name in checkpoint.tensors):
+                raise CheckpointError(f"tensor {shown(part.name)} is stored twice", where=shown_path(part.file))
+            tensors[part.name] = part
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     if type(checkpoint) is not Checkpoint:
         return replace(checkpoint, tensors=ordered)

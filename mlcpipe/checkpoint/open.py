@@ -49,7 +49,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     folder = Path(path)
     if not folder.is_dir():
         if (folder.suffix == SUFFIX and folder.exists()) or is_gguf(folder):
-            return split_latent(open_gguf(folder))
+            return with_own_head(split_latent(open_gguf(folder)))
         raise no_path(folder)
     if not os.path.lexists(folder / CONFIG):
         raise no_checkpoint(folder)

@@ -102,7 +102,7 @@ DraftHeadOption = Annotated[
     typer.Option(
         metavar="FOLDER",
         help="An EAGLE-3 head or Medusa heads that were trained for the model: they draft its answers when that is "
-        "faster; answers do not change. A checkpoint that has a layer for this needs none.",
+        "faster; answers do not change. A checkpoint that has a layer for this needs none; `none` leaves that out.",
     ),
 ]
 AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]

@@ -91,6 +91,9 @@ def _modules(folder: Path) -> dict[str, str] | None:
                 expected="Transformer, Pooling, Dense and Normalize", found=shown(entry.get("type")),
             )  # fmt: skip
         folder_of = "" if path == "" else _inside(path)
+        if kind == "Dense" and (folder_of in found or folder_of not in DENSE_FOLDERS):
+            expected = f"one of {', '.join(DENSE_FOLDERS)}, each once"
+            raise ConfigError("the folder of a Dense module", where=MODULES, expected=expected, found=shown(path))
         found[folder_of if kind == "Dense" else kind] = folder_of
     if list(found)[:2] != ["Transformer", "Pooling"]:
         raise ConfigError("modules", where=MODULES, expected="Transformer, then Pooling", found=", ".join(found))

@@ -51,17 +51,14 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
         )
     model = build_from(config, _module(model_type).build)
     assert isinstance(model, CausalLM)
-    names, layers = checkpoint_names(model_type), model.facts.num_layers
+    layers = model.facts.num_layers
+    names = checkpoint_names(model_type).with_draft_layer(layers)
     drafts = Fields(config).integer("num_nextn_predict_layers", 0, low=0, high=64)
     unused = [f"{names.layers}.{layers + i}." for i in range(drafts)]  # layers that draft tokens
     for block in blocks_of(model.model, Attention):
         if block.reads_another:  # files may have what it does not need
             prefix = f"{names.layers}.{block.layer}.self_attn."
             unused += [f"{prefix}{one}." for one in ("k_proj", "v_proj", "k_norm", "v_norm")]
-    if drafts and model.own_head is not None:
-        layer = f"model.{names.layers}.{layers}"
-        of_draft = {"mtp": layer, "mtp.layer": layer, "mtp.norm": f"{layer}.shared_head.norm"}
-        names = replace(names, top={**names.top, **of_draft})
     model.names = replace(names, unused=(*names.unused, *unused))
     return model
 

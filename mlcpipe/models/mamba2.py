@@ -61,7 +61,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     inner = read_gguf(file, config, SCAN)
     config["expand"], rest = divmod(inner, config["hidden_size"])
-    if rest or inner % max(1, config["num_heads"]):
+    if rest or not config["num_heads"] or inner % config["num_heads"]:
         raise file.error("ssm.inner_size", f"a multiple of {config['hidden_size']} and of the heads", inner)
     config["head_dim"] = inner // config["num_heads"]
     del config["intermediate_size"]

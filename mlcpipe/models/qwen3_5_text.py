@@ -58,7 +58,7 @@ def hybrid(base: BaseConfig, mlp: Callable[[int], nn.Module] | None = None, **op
         attention if kind == ATTENDS else Mixer("linear_attn", GatedDelta(delta, i))
         for i, kind in enumerate(layer_kinds(base, [(i + 1) % step == 0 for i in range(base.num_layers)]))
     ]
-    drafts = attention if fields.integer("mtp_num_hidden_layers", 0, low=0) else None
+    drafts = attention if fields.integer("mtp_num_hidden_layers", 0, low=0) == 1 else None
     return decoder(base, mixers, mlp, ropes=[base.rope(partial=0.25)], drafts=drafts)
 
 
@@ -88,6 +88,7 @@ def layer_kinds(base: BaseConfig, attends: list[bool]) -> list[str]:
 def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     """The fields of config.json that GGUF has of families like Qwen 3.5."""
     read_drafts(file, config)
+    config["mtp_num_hidden_layers"] = config["num_nextn_predict_layers"]
     heads, inner = file.integer("ssm.time_step_rank"), file.integer("ssm.inner_size")
     if not heads or inner % heads:
         raise file.error("ssm.inner_size", f"a multiple of {heads} heads", inner)

@@ -62,7 +62,7 @@ def decoder(
     ]
     of_model = {name: options.pop(name) for name in _OF_MODEL if name in options}
     model = CausalLM(base.facts(ropes, of, **options), layers, base.norm, **of_model)
-    if drafts is not None:
+    if drafts is not None and not ropes[0].depends_on_length:
         block = _mixer(drafts, 0).block
         layer = DecoderLayer(block, base.mlp() if mlp is None else mlp(count), base.hidden_size, base.norm, forms[-1])
         model.own_head = NextTokenHead(layer, ropes[0], base.norm, model.facts)

@@ -122,6 +122,8 @@ class GgufFamily:
 
 def by_layer(file: GgufFile, key: str, layers: int) -> list[int]:
     """The positive integers of all layers, which the file lists or has as one."""
+    if not 1 <= layers <= 1024:
+        raise file.error("block_count", "1 to 1024", layers)
     if isinstance(stated := file.get(key), int):
         return [stated] * layers
     numbers = file.numbers(key, layers)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-_DRAFTS = "mtp.layer"  # the layer of a model's own draft head, whose modules have the names of other layers'
+DRAFTS = "mtp.layer"  # the layer of a model's own draft head, whose modules have the names of other layers'
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -31,8 +31,8 @@ class CheckpointNames:
     def published(self, name: str) -> str:
         """The checkpoint's name of a tensor, still with `model.` instead of a prefix."""
         head, _, rest = name.partition(".")
-        if name.startswith(f"{_DRAFTS}."):
-            return f"{self.top[_DRAFTS]}.{_renamed(name.removeprefix(f'{_DRAFTS}.'), self.layer)}"
+        if name.startswith(f"{DRAFTS}."):
+            return f"{self.top[DRAFTS]}.{_renamed(name.removeprefix(f'{DRAFTS}.'), self.layer)}"
         if head != "model":
             return _renamed(name, self.top)
         if not rest.startswith("layers."):
@@ -46,6 +46,12 @@ class CheckpointNames:
         if not published.startswith("model."):
             return [published]
         return [prefix + published.removeprefix("model.") for prefix in self.prefixes]
+
+    def with_draft_layer(self, layers: int) -> CheckpointNames:
+        """Where the family says no other, the layer that drafts is the one after the last of `layers`."""
+        layer = f"model.{self.layers}.{layers}"
+        usual = {"mtp": layer, DRAFTS: layer, "mtp.norm": f"{layer}.shared_head.norm"}
+        return self if DRAFTS in self.top else replace(self, top={**self.top, **usual})
 
     @property
     def layers(self) -> str:

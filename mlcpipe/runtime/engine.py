@@ -51,7 +51,8 @@ class Engine:
         context_shift: prompts and answers may be longer than the context, which then has their first page and their
             last tokens. Without `max_tokens` an answer then ends only where the model ends it.
         draft: "lookup" guesses next tokens from prompt and answer, or with the bundle's draft head, and checks several
-            at a time where that is faster; answers do not change. None is "off" without a draft model.
+            at a time where that is faster; answers do not change. None is "off" without a draft model or a head in the
+            bundle.
         draft_model: bundle of a smaller model with the same tokens, which guesses them where the texts do not.
         progress: receives the stages of loading onto a device, and the bytes of weights copied.
 

@@ -15,7 +15,7 @@ import tvm_ffi
 
 from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verify
 from mlcpipe.bundle.manifest import VariantInfo
-from mlcpipe.bundle.memory import MIN_CONTEXT, context_that_fits, one_sequence, running_bytes
+from mlcpipe.bundle.memory import MIN_CONTEXT, context_that_fits, draft_head_bytes, one_sequence, running_bytes
 from mlcpipe.bundle.origin import note_foreign, origin_of
 from mlcpipe.bundle.tasks import command_elsewhere
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
@@ -213,7 +213,7 @@ def _choose_context_length(manifest: Manifest, wanted: int | None, device: Devic
     room = free.nbytes - plan.weights_bytes - workspace
     if wanted is None:
         wanted = min(limit, max(min(limit, MIN_CONTEXT), context_that_fits(manifest, int(room * _MEMORY_SHARE))))
-    need = one_sequence(manifest, wanted).nbytes(states)
+    need = one_sequence(manifest, wanted).nbytes(states) + draft_head_bytes(manifest.model, wanted)
     if need > room:
         total = plan.weights_bytes + workspace + need
         raise ResourceError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,13 @@ pytestmark = pytest.mark.full
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel
 
+from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.nn import next_token
 from mlcpipe.nn.layer_head import NEVER
 from mlcpipe.runtime.loading import LoadedBundle
 from tests.models import tiny
 from tests.models.drafted import always_draft, assert_logits_of_drafts, assert_same_answers, compiled
+from tests.unit.checkpoint.gguf_files import write_gguf
 
 # Recurrent layers, whose states after drafted rows are kept; mixtures, with plain and with latent attention.
 CASES = {
@@ -45,6 +49,9 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
     "glm4_moe": {"first_k_dense_replace": 0},
     "glm4_moe_lite": {"mlp_layer_types": ["sparse"]},
 }
+
+
+ONE_ORDER = {"qwen3_5_text": {"linear_num_value_heads": 2}}  # of value heads, which files have in turn
 
 
 class Head:
@@ -89,17 +96,37 @@ class Head:
             states, text = torch.cat([states, y[None]]), [*text, int(logits[: tiny.TOKENS].argmax())]
 
 
+def add_head(checkpoint: Path, head: Head, names: dict[str, str]) -> None:
+    (file,) = checkpoint.glob("*.safetensors")
+    save_file({**load_file(file), **head.tensors(names)}, file, metadata={"format": "pt"})
+
+
 @pytest.fixture(scope="module", params=[*((name, False) for name in CASES), ("qwen3_5_text", True)], ids=str)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Head, LoadedBundle]:
     """A head, and its checkpoint compiled; of the first quarter of the tokens, as of large vocabularies."""
     name, quarter = request.param
     case, folder = CASES[name], tmp_path_factory.mktemp("own")
     head, checkpoint = Head(case, 32 if quarter else 160), tiny.write_tiny(case, folder / "checkpoint")
-    (file,) = checkpoint.glob("*.safetensors")
-    save_file({**load_file(file), **head.tensors(NAMES[name])}, file, metadata={"format": "pt"})
+    add_head(checkpoint, head, NAMES[name])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(next_token, "_WHOLE", 100 if quarter else 160)
         return head, compiled(checkpoint, None, folder / "bundle")
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "glm4_moe"])
+def test_a_gguf_file_has_it(name: str, tmp_path: Path) -> None:
+    case = replace(CASES[name], overrides={**CASES[name].overrides, **ONE_ORDER.get(name, {})})
+    checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
+    add_head(checkpoint, Head(case, 160), NAMES[name])
+    source = open_checkpoint(checkpoint)
+    if name == "qwen3_5_text":  # llama.cpp's converter counts it as these layers
+        source = replace(source, config={**source.config, "num_nextn_predict_layers": 1})
+    found = open_checkpoint(write_gguf(source, tmp_path / "model.gguf"))
+    assert found.draft_head is not None
+    assert [*found.tensors] == [*source.tensors]
+    for tensor in found.tensors:
+        value = source.read(tensor)
+        np.testing.assert_allclose(found.read(tensor).reshape(value.shape), value, rtol=0, atol=1e-6, err_msg=tensor)
 
 
 def test_logits_are_those_of_the_definition(built: tuple[Head, LoadedBundle], monkeypatch: pytest.MonkeyPatch) -> None:

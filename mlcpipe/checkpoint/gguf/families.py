@@ -23,6 +23,7 @@ from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope, prop
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.gguf import MAX_EXPERTS, GgufFamily
+from mlcpipe.nn.names import DRAFTS
 from mlcpipe.support.json_files import shown
 
 Tensors = Mapping[str, TensorInfo]
@@ -40,6 +41,8 @@ _TOP = {
 _TOWERS = "clip"  # the architecture of files named mmproj
 _BARE = ("attn_sinks", "exp_probs_b", "layer_output_scale")  # no `.weight` or `.bias` in Hugging Face's name
 _ROWS = ("ffn_gate_inp_shexp",)  # matrices of one row
+_OF_DRAFTS = {f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm")} | {"nextn.shared_head_norm": "norm"}
+_OF_LOGITS = ("nextn.embed_tokens", "nextn.shared_head_head")  # copies of the model's matrices
 _OF_HEADS = ("attn_k_b", "attn_v_b")  # matrices of each head, stacked
 _GATE_UP = "ffn_gate_up_exps"  # the rows of both, those of the gate first
 # Keys that change the result of families that have them, with their neutral values.
@@ -183,7 +186,9 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
     """The tensors under Hugging Face's names, those of stacked experts apart; unknown ones keep their name."""
     from mlcpipe.models import checkpoint_names
 
-    names = checkpoint_names(config["model_type"])
+    layers, drafts = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    names = checkpoint_names(config["model_type"]).with_draft_layer(layers)
+    drafts_itself = drafts == 1 and f"blk.{layers}.nextn.eh_proj.weight" in tensors
 
     def published(name: str) -> str:
         return names.candidates(name)[0]
@@ -203,33 +208,39 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             yield _as(tensor, published(name), add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
-        if 0 <= int(layer) - config["num_hidden_layers"] < config.get("num_nextn_predict_layers", 0):
-            continue
+        of = f"model.layers.{layer}"
+        if 0 <= int(layer) - layers < drafts:
+            if not drafts_itself or part in _OF_LOGITS:
+                continue
+            of = "mtp" if part in _OF_DRAFTS else DRAFTS
         if part in _OF_HEADS and len(tensor.shape) == 3:
             tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
         if part in _ROWS and len(tensor.shape) == 1:
             tensor = replace(tensor, shape=(1, *tensor.shape))
         whole = f"{part}.{suffix}" if suffix else part
         if whole in family.names or (part in _BARE and part in family.names):
-            bare = _as(tensor, published(f"model.layers.{layer}.{family.names.get(whole) or family.names[part]}"))
+            bare = _as(tensor, published(f"{of}.{family.names.get(whole) or family.names[part]}"))
             yield replace(bare, negative_exp=part == "ssm_a")
         elif not suffix:
             yield _as(tensor, name)
         elif part in family.experts or (part == _GATE_UP and family.experts):
             parts = ("ffn_gate_exps", "ffn_up_exps") if part == _GATE_UP else (part,)
             for i, one in enumerate(parts):
-                pattern = f"model.layers.{layer}.{family.experts[one]}.{suffix}"
+                pattern = f"{of}.{family.experts[one]}.{suffix}"
                 yield from _unstacked(tensor, published(pattern), config, i, len(parts))
         elif part == "attn_qkv" and part not in family.names and "attn_q" in family.names and not family.interleaved:
             for one, rows in _apart(tensor, heads["attn_q"], heads["attn_k"]):
-                yield _as(rows, published(f"model.layers.{layer}.{family.names[one]}.{suffix}"))
+                yield _as(rows, published(f"{of}.{family.names[one]}.{suffix}"))
         elif "{}" in family.names.get(part, ""):
-            yield from _single_rows(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"))
+            yield from _single_rows(tensor, published(f"{of}.{family.names[part]}.{suffix}"))
+        elif part in _OF_DRAFTS:
+            add = -family.norm_offset if part.endswith("norm") else 0.0
+            yield _as(tensor, published(f"{of}.{_OF_DRAFTS[part]}.{suffix}"), add=add)
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
             offset = part.endswith("norm") and part != "ssm_norm" and suffix == "weight"
             add = -family.norm_offset if offset else 0.0
-            found = _as(tensor, published(f"model.layers.{layer}.{family.names[part]}.{suffix}"), interleaved, add)
+            found = _as(tensor, published(f"{of}.{family.names[part]}.{suffix}"), interleaved, add)
             yield _grouped(found, heads["attn_q"], heads["attn_k"]) if part == "attn_qkv" and family.grouped else found
         else:
             yield _as(tensor, name)
@@ -333,7 +344,10 @@ def _width(metadata: Metadata, arch: str, family: GgufFamily) -> int:
         return 0
     if not family.some_attend or isinstance(metadata.values.get(key), int):
         return metadata.integer(key, 0 if family.experts else None)  # without dense MLPs there is none
-    return int(metadata.numbers(key, metadata.integer(f"{arch}.block_count")).max())
+    widths = metadata.numbers(key, metadata.integer(f"{arch}.block_count"))
+    if widths.dtype.kind not in "iu" or not widths.size:
+        raise metadata.error(key, "an integer for each layer")
+    return int(widths.max())
 
 
 def _kv_heads(metadata: Metadata, arch: str, family: GgufFamily, heads: int) -> int:

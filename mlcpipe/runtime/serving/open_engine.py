@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlcpipe.bundle.memory import many_sequences, running_bytes
+from mlcpipe.bundle.memory import draft_head_bytes, many_sequences, running_bytes
 from mlcpipe.bundle.states import slot_bytes, windows_of
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
@@ -102,14 +102,12 @@ def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
 
 def _logits_bytes(bundle: LoadedBundle) -> int:
     model = bundle.manifest.model
-    drafts = model.draft_heads > 0 or model.eagle is not None
-    kept = 0 if model.eagle is None else model.eagle.kept * (model.max_batch + model.prefill_chunk)
-    return 4 * ((2 + drafts) * model.max_batch * model.vocab_size + kept)
+    return 4 * (2 + (model.draft_heads > 0)) * model.max_batch * model.vocab_size
 
 
 def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:
-    heads = [each.manifest.model.eagle for each in bundles]
-    pages = -(-kv_tokens // PAGE)
     return sum(
-        many_sequences(each.manifest, each.context_length, kv_tokens).nbytes(each.manifest.states) for each in bundles
-    ) + sum(pages * head.page_bytes for head in heads if head is not None)
+        many_sequences(each.manifest, each.context_length, kv_tokens).nbytes(each.manifest.states)
+        + draft_head_bytes(each.manifest.model, kv_tokens)
+        for each in bundles
+    )

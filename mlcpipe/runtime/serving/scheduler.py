@@ -166,11 +166,12 @@ class Scheduler:
     def _plan_answers(self, step: Step) -> None:
         """Plan a row, and a draft, of each running sequence."""
         limit, slots = self.limits.recompute_above, self.pool.slots
-        # Each answer needs a slot at least, before any token of a draft has one.
-        room = 0 if slots is None else max(0, self.pool.available(len(self.pool.groups)) - len(self.admission.running))
+        room = 0 if slots is None else self._slots_for_drafts()
         for sequence in filter(self._ready, list(self.admission.running)):
             if slots is not None:
-                sequence.draft = sequence.draft[:room]
+                # A state at the end of a page may become a checkpoint: no draft goes beyond.
+                border = PAGE - 1 - sequence.computed % PAGE
+                sequence.draft = sequence.draft[: min(room, border)]
                 room -= len(sequence.draft)
             if limit is not None and len(sequence.tokens) + len(sequence.draft) > limit >= sequence.decode_from:
                 sequence.draft = []  # whose rows would have other frequencies
@@ -183,6 +184,13 @@ class Scheduler:
                 tokens = [sequence.tokens[-1], *sequence.draft]
                 step.decode.append(DecodeRows(sequence, tokens, len(tokens)))
 
+    def _slots_for_drafts(self) -> int:
+        """Slots beyond those that answers, prompts and a request that waits need."""
+        admission = self.admission
+        answers = len(admission.running)
+        needed = answers + 2 * len(admission.prefilling) + (answers + 2 if len(admission.waiting) else 0)
+        return max(0, self.pool.available(len(self.pool.groups)) - needed)
+
     def _make_place(self) -> None:
         """Preempt a sequence that waits for its mask if a request without an answer needs its place."""
         held = [one for one in self.held if one.state is State.RUNNING]
@@ -192,6 +200,7 @@ class Scheduler:
     def _ready(self, sequence: Sequence) -> bool:
         ready = sequence.request.ready()
         if not ready:
+            sequence.draft = []
             self.held.append(sequence)
         return ready
 

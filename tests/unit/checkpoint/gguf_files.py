@@ -76,7 +76,8 @@ def write_gguf(
     architecture = ARCHITECTURES.get(family.arch, gguf.MODEL_ARCH.DEEPSEEK2)  # tensors of one that the package lacks
     writer = gguf.GGUFWriter(path, family.arch, **split)  # type: ignore[arg-type]
     drafts = config.get("num_nextn_predict_layers", 0)
-    for i in range(drafts):
+    own = any(name.endswith(("mtp.fc.weight", ".eh_proj.weight")) for name in source.tensors)
+    for i in range(0 if own else drafts):
         writer.add_tensor(f"blk.{config['num_hidden_layers'] + i}.nextn.enorm.weight", np.ones(4, np.float32))
     _add_sizes(writer, config, source.tensors.get("model.layers.0.feed_forward.w1.weight"))
     _add_rope(writer, config)
@@ -87,10 +88,11 @@ def write_gguf(
     for key in ("alpha_n", "alpha_p", "beta", "eps"):  # of xIELU
         if numbers := [source.read(name).ravel() for name in source.tensors if name.endswith(f"act_fn.{key}")]:
             writer.add_array(f"xielu.{key}", np.concatenate(numbers).tolist())
-    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"] + drafts)
     for name, values in _joined(_stacked(source, family)) if joined else _stacked(source, family):
+        draft_name, nextn = _draft_name(name, config["num_hidden_layers"])
         both: tuple[str, ...] = (
-            name,
+            draft_name,
             name.removeprefix("transformer."),
         )  # the conversion of BLOOM leaves the prefix out
         for suffix, there in (("router.scale", "ffn_gate_inp"), ("router.per_expert_scale", "ffn_down_exps")):
@@ -99,7 +101,9 @@ def write_gguf(
                 writer.add_tensor(f"blk.{name.split('.')[2]}.{there}.scale", values)
         if not both:
             continue
-        renamed = next(filter(None, (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in both)), None)
+        renamed = nextn or next(
+            filter(None, (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in both)), None
+        )
         assert renamed is not None, name
         renamed += ".weight" if name.endswith(("sinks", "layer_scalar", "correct_output_scale")) else ""
         if fused and "ffn_gate_exps" in renamed:
@@ -117,6 +121,24 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+# Of the layer that drafts: as Qwen and as DeepSeek name them, and as files do.
+_DRAFTS = (
+    ("fc", "eh_proj"),
+    ("pre_fc_norm_embedding", "enorm"),
+    ("pre_fc_norm_hidden", "hnorm"),
+    ("norm", "shared_head.norm"),
+)
+
+
+def _draft_name(name: str, layers: int) -> tuple[str, str]:
+    """A tensor as the converter knows it, and its name in a file if the package may lack it."""
+    of, layer = f"model.layers.{layers}.", name.replace("mtp.layers.0.", f"model.layers.{layers}.")
+    for here, there in _DRAFTS:
+        if name in (f"mtp.{here}.weight", f"{of}{there}.weight"):
+            return layer, f"blk.{layers}.nextn.{there.replace('.', '_')}.weight"
+    return layer, ""
 
 
 # Where a block has its float16 scale, and a scale that makes numbers of about 0.05 of random codes; its minimum's then.

@@ -517,7 +517,8 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             by_head = values.reshape(count, config["num_attention_heads"] // count + 2, -1, *values.shape[1:])
             apart = (by_head[:, :-2], by_head[:, -2], by_head[:, -1])
             values = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in apart])
-        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        norm = name.endswith("norm.weight") or ".pre_fc_norm_" in name
+        if norm and not name.endswith("linear_attn.norm.weight"):
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)

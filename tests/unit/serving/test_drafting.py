@@ -205,8 +205,9 @@ def test_a_machine_that_is_slow_at_times_does_not_choose_the_length(running: int
     ((PageGroup(30),), 20),
 ])  # fmt: skip
 def test_answers_are_the_same_with_drafts(rate: float, groups: tuple[PageGroup, ...], slots: int) -> None:
-    rng = random.Random(0)
-    simulation, oracles, sequences = Simulation(groups, LIMITS, slots=slots, redraws=False), [], []
+    rng, slow = random.Random(0), random.Random(1)
+    simulation = Simulation(groups, LIMITS, slots=slots, redraws=slots > 0, late=lambda: slow.random() < slots / 100)
+    oracles, sequences = [], []
     for number in range(12):
         prompt = words(rng, rng.randint(1, 120))
         expected = answer_to(prompt, groups)

@@ -26,10 +26,11 @@ SIZES: Mapping[str, Any] = {
 # Latent attention has as many heads of keys as of queries.
 _LATENT = {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
 # Layers of several kinds, of which one attends.
-_KINDS: Mapping[str, Mapping[str, Any]] = {
+KINDS: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [3]},
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), _LATENT),
     "deepseek_v3": {**_LATENT, "n_group": 1, "topk_group": 1},
+    "falcon_mamba": {},  # norms of hidden_size / 16 numbers
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64},
     "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 3},
@@ -45,7 +46,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def config(family: str, **fields: Any) -> dict[str, Any]:
     """A small config.json of a family. Mixtures get few experts."""
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "enable_moe_block": True}
-    return {"model_type": family, **SIZES, **(experts if family in EXPERTS else {}), **_KINDS.get(family, {}), **fields}
+    return {"model_type": family, **SIZES, **(experts if family in EXPERTS else {}), **KINDS.get(family, {}), **fields}
 
 
 def build(family: str, **fields: Any) -> CausalLM:

@@ -18,7 +18,7 @@ import mlcpipe
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model, model_types
 from tests.conftest import exact_target
-from tests.models import small_configs, tiny
+from tests.models import tiny
 from tests.models.kinds import first_of_each_kind
 from tests.webgpu import dawn
 
@@ -38,7 +38,7 @@ QUANTIZATIONS = {"llama": "q3f16_1", "qwen2": "q0f16"}
 def in_browsers(family: str) -> bool:
     """Whether TVM's cache serves a family: it has one shape for all layers."""
     try:
-        build_model(small_configs.config(family)).check_uniform("webgpu")
+        build_model(tiny.tiny_config(tiny.TinyCase(family, "default")).to_dict()).check_uniform("webgpu")
     except ConfigError:
         return False
     return True

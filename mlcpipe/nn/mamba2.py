@@ -149,6 +149,12 @@ NAMES: Mapping[str, tuple[str, int | bool]] = {
     "out_bias": ("mamba_proj_bias", False),
 }
 
+_BOUNDS: Mapping[str, Mapping[str, int]] = {
+    **dict.fromkeys(("heads", "groups"), {"high": 1 << 16}),
+    "state_size": {"high": 1024},
+    "taps": {"low": 2, "high": 64},
+}
+
 
 def read_mamba2(
     fields: Fields,
@@ -164,7 +170,9 @@ def read_mamba2(
     """
     fields.refuse(time_step_limit=UNBOUNDED)
     found: dict[str, Any] = {
-        field: fields.flag(name, default) if isinstance(default, bool) else fields.integer(name, default, high=1 << 16)
+        field: fields.flag(name, default)
+        if isinstance(default, bool)
+        else fields.integer(name, default, **_BOUNDS[field])
         for field, (name, default) in names.items()
     }
     heads, groups = found["heads"], found["groups"]

@@ -1,4 +1,4 @@
-"""Activations of gated feed-forward blocks as expressions: definitions and kernels of every target use the same."""
+"""Activations and softplus as expressions: definitions and kernels of every target use the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Expr
 
 Activation = Callable[["tirx.PrimExpr"], "tirx.PrimExpr"]
 
@@ -32,3 +35,18 @@ def gelu_tanh(x: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+def softplus(x: Expr, constant: Callable[[float], Expr], value: Callable[[Expr], Expr]) -> Expr:
+    """log(1 + e**x) of float32, a scalar or a vector as `constant` makes; relative error 1e-6; NaN stays NaN.
+
+    max(x, 0) + log(1 + e), e = e**-|x|, and log(1 + e) = 2 artanh(z) with z = e / (2 + e) <= 1/3, by its series.
+    """
+    zero = constant(0.0)
+    e = value(I.exp(I.min(x, zero - x)))
+    z = value(e / (constant(2.0) + e))
+    square = value(z * z)
+    series = constant(1 / 15)
+    for n in (13, 11, 9, 7, 5, 3, 1):
+        series = series * square + constant(1 / n)
+    return I.max(zero, x) + constant(2.0) * z * series

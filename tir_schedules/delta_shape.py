@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.activation import softplus
 from tir_schedules.builder import Buffer, Expr, Tensor, f32, function
 from tir_schedules.op import by_hand
 from tir_schedules.step import Step, step_argument
@@ -109,9 +110,8 @@ class Inputs:
 
     def log_decay(self, row: Expr, head: Expr) -> Expr:
         """g of a row and head, at most 0."""
-        x = f32(self.ba[row, self.shape.value_heads + head]) + self.dt_bias[head]
-        softplus = I.max(x, I.float32(0)) + I.log(I.float32(1) + I.exp(I.float32(0) - I.abs(x)))
-        return I.float32(0) - I.exp(self.a_log[head]) * softplus
+        x = I.bind(f32(self.ba[row, self.shape.value_heads + head]) + self.dt_bias[head])
+        return I.float32(0) - I.exp(self.a_log[head]) * softplus(x, I.float32, I.bind)
 
     def beta(self, row: Expr, head: Expr) -> Expr:
         """How much of a row's correction the state takes."""

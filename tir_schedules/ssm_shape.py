@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, Tensor, function
 from tir_schedules.op import by_hand
@@ -104,18 +103,3 @@ class Scan:
     step: Step
     state: Buffer
     y: Buffer
-
-
-def softplus(x: Expr, constant: Callable[[float], Expr], value: Callable[[Expr], Expr]) -> Expr:
-    """log(1 + e**x) of float32, a scalar or a vector as `constant` makes; relative error 1e-6; NaN stays NaN.
-
-    max(x, 0) + log(1 + e), e = e**-|x|, and log(1 + e) = 2 artanh(z) with z = e / (2 + e) <= 1/3, by its series.
-    """
-    zero = constant(0.0)
-    e = value(I.exp(I.min(x, zero - x)))
-    z = value(e / (constant(2.0) + e))
-    square = value(z * z)
-    series = constant(1 / 15)
-    for n in (13, 11, 9, 7, 5, 3, 1):
-        series = series * square + constant(1 / n)
-    return I.max(zero, x) + constant(2.0) * z * series

@@ -208,7 +208,7 @@ def _check_numbers(config: Mapping[str, Any], refusal: Any) -> None:
         return type(value) is int and 1 <= value <= MAX_RANK
 
     def is_alpha(value: Any) -> bool:
-        return type(value) in (int, float) and math.isfinite(value) and abs(value) <= _MAX_SCALE
+        return type(value) in (int, float) and -_MAX_SCALE <= value <= _MAX_SCALE
 
     if not is_rank(config.get("r")):
         raise refusal("r", f"a rank from 1 to {MAX_RANK}")

@@ -108,12 +108,18 @@ def output_of(model: LanguageModel) -> str | None:
 def context_length(model: LanguageModel, target: Target, wanted: int | None) -> int:
     """Tokens of context that a bundle serves: `wanted`, or as many of the model's as one binding of the device holds.
 
-    Raises ConfigError outside of 16 to 2**24, TargetError if `wanted` does not fit a binding.
+    Raises ConfigError outside of 16 to 2**24 and beyond the model's bound, TargetError if `wanted` does not fit a
+    binding.
     """
     max_tokens = _cached_tokens(model, target)
     length = min(model.facts.context_length, max_tokens) if wanted is None else wanted
     if not 16 <= length <= 1 << 24:
         raise ConfigError("context length", expected="16 to 16777216 tokens", found=length)
+    if length > (model.facts.bound or length):
+        expected = (
+            f"at most {model.facts.bound} tokens for {model.facts.model_type}, which attends within chunks of them"
+        )
+        raise ConfigError("context length", expected=expected, found=length, next_step="ask for less with --context")
     if length > max_tokens:
         raise TargetError(
             "the KV cache of a layer does not fit a binding",

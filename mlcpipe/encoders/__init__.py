@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model
+from mlcpipe.nn.attention_spec import AttentionBlock
+from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, build_from
+from mlcpipe.nn.language_model import Stateful, blocks_of
 from mlcpipe.nn.text_encoder import DecoderEncoder, TextEncoder
 
 _FIRST_NAMES = {"new": "gte"}  # of files that are older than their family in transformers
@@ -51,14 +55,26 @@ def _of_decoder(config: Mapping[str, Any]) -> TextEncoder:
     """
     gemma = config.get("model_type") == "gemma3_text" and config.get(_BOTH_SIDES) is True
     if not gemma and config.get(_CAUSAL) is not False:
-        return DecoderEncoder(build_model(config))
+        return DecoderEncoder(_uniform(build_model(config)))
     stated = {key: value for key, value in config.items() if key not in (_BOTH_SIDES, _CAUSAL)}
     if gemma:
         stated["sliding_window"] = Fields(config).integer("sliding_window", 4096) // 2 + 1
-    model = build_model(stated)
+    model = _uniform(build_model(stated))
     if not gemma and any(one.window is not None for one in model.attentions()):
         raise ConfigError(f"field {_CAUSAL}", where="config.json", expected="no window beside it", found="false")
     return DecoderEncoder(model, bidirectional=True)
+
+
+def _uniform(model: CausalLM) -> CausalLM:
+    """The model. Raises ConfigError for one that keeps more than keys and values, of one shape in all layers."""
+    kinds = {replace(of, window=None) for of in model.attentions()}
+    others = any(not isinstance(block, AttentionBlock) for block in blocks_of(model.model, Stateful))
+    if others or model.model.per_layer is not None or len(kinds) != 1:
+        raise ConfigError(
+            f"layers of {model.facts.model_type}", where="an embedding model", found="other layers",
+            expected="attention of one shape in every layer, of hidden states alone",
+        )  # fmt: skip
+    return model
 
 
 def _with_head(config: Mapping[str, Any]) -> Mapping[str, Any]:

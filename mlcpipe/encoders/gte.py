@@ -78,7 +78,7 @@ def _rope(fields: Fields, head_dim: int, positions: int) -> Rope:
         return read_rope(table.values, head_dim, positions, theta=theta, kinds=("default",))
     table.refuse(mixed_b=[None])
     factor = table.number("factor", low=1.0)
-    scaled = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / head_dim)}
+    scaled = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / max(1, head_dim))}
     return read_rope(scaled, head_dim, positions, theta=theta)
 
 

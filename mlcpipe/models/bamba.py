@@ -25,11 +25,11 @@ NAMES = CheckpointNames(
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Bamba config.json. Raises ConfigError for unsupported fields."""
-    base = read_base(config, DEFAULTS, hidden_act=[None, "silu"], layer_types=[None])
+    base = read_base(config, DEFAULTS, hidden_act=[None, "silu"], layer_types=[None], partial_rotary_factor=[None, 0.5])
     fields, attends = base.fields, _attending(base)
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     attention = base.attention(qkv_bias=bias, o_bias=bias)
-    inner = fields.integer("mamba_expand", 2) * base.hidden_size
+    inner = fields.integer("mamba_expand", 2, high=64) * base.hidden_size
     scan = read_mamba2(fields, base.hidden_size, inner, eps=base.norm.eps)
     mixers = [attention if i in attends else Mixer("mamba", Mamba2(scan, i)) for i in range(base.num_layers)]
     return decoder(base, mixers, lambda i: base.mlp(bias=mlp_bias), ropes=[base.rope(partial=0.5)])

@@ -29,7 +29,9 @@ GREEDY, BY_GROUP = "greedy", "group_limited_greedy"
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a DeepSeek-V2 config.json. Raises ConfigError for unsupported fields."""
-    base = read_latent_base(config, DEFAULTS, ROUTER | {"norm_topk_prob": [None, False]})
+    base = read_latent_base(
+        config, DEFAULTS, ROUTER | {"norm_topk_prob": [None, False], "rope_interleave": [None, True]}
+    )
     mixers = latent_mixers(base)
     shared = base.fields.integer("n_shared_experts", 2, low=0)
     mlp = sparse_after(base, _routing(base.fields), dense=0, shared=shared, width=1407)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlcpipe.models.glm4_moe import NAMES, drafts_itself, grouped_routing, sparse_after
 from mlcpipe.models.glm4_moe import complete_gguf as complete_glm4_moe
-from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
+from mlcpipe.nn.base_config import BaseConfig, Defaults, check_heads, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows, rope_table
 from mlcpipe.nn.decoder import Mixer, decoder
@@ -35,7 +35,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_latent_base(config, DEFAULTS, ROUTER)
     fields = base.fields
     mixers = latent_mixers(base)
-    routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True, groups=(8, 4))
+    routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True, groups=(8, 4), scale=2.5)
     shared = fields.integer("n_shared_experts", 1, low=0)
     return decoder(
         base, mixers, sparse_after(base, routing, dense=3, shared=shared, width=2048), drafts=draft_of(base, mixers)
@@ -58,6 +58,7 @@ def read_latent_base(
     fields, rotated = base.fields, base.fields.integer("qk_rope_head_dim", rope, low=2, high=1024)
     whole = rotated + fields.integer("qk_nope_head_dim", nope, high=1024)
     fields.refuse(num_key_value_heads=[None, base.num_heads], head_dim=[None, rotated, whole])
+    check_heads(fields, base.num_heads, 1, "num_attention_heads")
     layer_windows(fields, None, [False] * base.num_layers, fixed=True)
     return replace(base, head_dim=rotated)
 
@@ -79,7 +80,7 @@ def latent_mixers(
         scale *= yarn_attention(table.number("factor", low=1e-6), grown) ** 2
     spec = LatentSpec(
         base.hidden_size, base.num_heads, nope, base.head_dim, fields.integer("v_head_dim", value, high=1024),
-        fields.integer("kv_lora_rank", kv_rank), fields.optional_integer("q_lora_rank", q_rank), scale,
+        fields.integer("kv_lora_rank", kv_rank, high=4096), fields.optional_integer("q_lora_rank", q_rank), scale,
         fields.flag("attention_bias", False), interleaved and fields.flag("rope_interleave", True), growth,
     )  # fmt: skip
     return [Mixer("self_attn", LatentAttention(spec, i)) for i in range(base.num_layers)]

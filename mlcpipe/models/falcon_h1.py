@@ -60,7 +60,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 def _scan(base: BaseConfig) -> Mamba2Spec:
     """The Mamba-2 of each layer."""
     fields, hidden = base.fields, base.hidden_size
-    inner = fields.optional_integer("mamba_d_ssm", 1024) or fields.integer("mamba_expand", 2) * hidden
+    inner = fields.optional_integer("mamba_d_ssm", 1024) or fields.integer("mamba_expand", 2, high=64) * hidden
     before = fields.flag("mamba_norm_before_gate", True)
     norm = ("before" if before else "after") if fields.flag("mamba_rms_norm", False) else ""
     names = {**SCAN, "out_bias": ("projectors_bias", False)}

@@ -12,6 +12,7 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlcpipe.errors import ConfigError
 from mlcpipe.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
 from mlcpipe.models.gemma2 import GGUF_NAMES as GEMMA_NAMES
 from mlcpipe.models.gemma2 import embedding_scale
@@ -93,25 +94,46 @@ def attentions(base: BaseConfig, windows: Sequence[int | None], reads: Sequence[
     bias, same = fields.flag("attention_bias", False), fields.flag("attention_k_eq_v", False)
     wide = {"head_dim": fields.integer("global_head_dim", 512, high=1024)}
     if same and fields.get("num_global_key_value_heads") is not None:
-        wide["num_kv_heads"] = fields.integer("num_global_key_value_heads")
-    stated = fields.get("per_layer_config")
-    table = Fields(fields.table("per_layer_config"), "config.json per_layer_config")
+        wide["num_kv_heads"] = fields.integer("num_global_key_value_heads", high=1024)
+    stated = _stated_sizes(base)
 
     def sizes(i: int, window: int | None) -> dict[str, int]:
         if stated is None:
             return {} if window else wide
-        own = Fields(table.table(str(i)), table.where)
-        names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
-        own.refuse(**{name: () for name in own.values if name not in names})
-        return {to: own.integer(name) for name, to in names.items() if name in own.values}
+        return stated[i]
 
-    return [
+    specs = [
         base.attention(
             window=window, reads=reads[i], norm="head", value_norm=True, scale=1.0, qkv_bias=bias, o_bias=bias,
             keys_as_values=same and window is None, **sizes(i, window),
         )
         for i, window in enumerate(windows)
     ]  # fmt: skip
+    for spec in specs:
+        read = spec if spec.reads is None else specs[spec.reads]
+        if (spec.head_dim, spec.num_kv_heads) != (read.head_dim, read.num_kv_heads):
+            raise ConfigError(
+                "field num_kv_shared_layers", where=fields.where,
+                expected="layers with heads like those of the one whose keys they read",
+                found=f"{spec.num_kv_heads} of {spec.head_dim}, {read.num_kv_heads} of {read.head_dim}",
+            )  # fmt: skip
+    return specs
+
+
+def _stated_sizes(base: BaseConfig) -> list[dict[str, int]] | None:
+    """What `per_layer_config` says of each layer's heads; its keys are numbers, some with zeros before them."""
+    if base.fields.get("per_layer_config") is None:
+        return None
+    table = Fields(base.fields.table("per_layer_config"), "config.json per_layer_config")
+    sizes: list[dict[str, int]] = [{} for _ in range(base.num_layers)]
+    layer_of = {str(i).zfill(digits): i for i in range(base.num_layers) for digits in range(1, 5)}
+    names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
+    table.refuse(**{name: () for name in table.values if name not in layer_of})
+    for key in table.values:
+        own = Fields(table.table(key), table.where)
+        own.refuse(**{name: () for name in own.values if name not in names})
+        sizes[layer_of[key]] |= {to: own.integer(name, high=1024) for name, to in names.items() if name in own.values}
+    return sizes
 
 
 def _ropes(base: BaseConfig, specs: Sequence[AttentionSpec]) -> tuple[list[Rope], list[int]]:
@@ -120,10 +142,12 @@ def _ropes(base: BaseConfig, specs: Sequence[AttentionSpec]) -> tuple[list[Rope]
     tables.refuse(**{name: () for name in tables.values if name not in ROPES})
     kinds = [(SLIDING if spec.window else FULL, spec.head_dim) for spec in specs]
     known = list(dict.fromkeys(kinds))
-    ropes = [
-        replace(base, head_dim=size).read_rope(tables.table(kind), base.theta, partial=1.0, kinds=ROPE_KINDS)
-        for kind, size in known
-    ]
+    ropes = []
+    for kind, size in known:
+        table = tables.table(kind)
+        whole = table.get("rope_type", table.get("type", "default")) == "default"  # in transformers, whatever is stated
+        partial = None if whole else 1.0
+        ropes.append(replace(base, head_dim=size).read_rope(table, base.theta, partial=partial, kinds=ROPE_KINDS))
     return ropes, [known.index(kind) for kind in kinds]
 
 

@@ -41,11 +41,11 @@ def drafts_itself(base: BaseConfig) -> bool:
 
 
 def grouped_routing(
-    fields: Fields, experts: int, chosen: int, *, normalize: bool, groups: tuple[int, int] = (1, 1)
+    fields: Fields, experts: int, chosen: int, *, normalize: bool, groups: tuple[int, int] = (1, 1), scale: float = 1.0
 ) -> Routing:
     """DeepSeek-V3's router (Liu et al. 2024). Raises ConfigError for groups that do not hold the chosen experts.
 
-    `groups` are the family's defaults: of groups, and of those that are chosen.
+    The family's defaults: `groups` of groups and of those that are chosen, `scale` of `routed_scaling_factor`.
     """
     count = fields.integer("n_group", groups[0], high=experts)
     top = fields.integer("topk_group", groups[1], high=count)
@@ -54,7 +54,7 @@ def grouped_routing(
         raise ConfigError("field n_group", where=fields.where, expected=expected, found=count)
     return Routing(
         experts, chosen, "sigmoid", normalize=fields.flag("norm_topk_prob", normalize), epsilon=1e-20,
-        scale=fields.number("routed_scaling_factor", 1.0), bias=True, groups=count, top_groups=top,
+        scale=fields.number("routed_scaling_factor", scale), bias=True, groups=count, top_groups=top,
     )  # fmt: skip
 
 

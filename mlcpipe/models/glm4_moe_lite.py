@@ -29,7 +29,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_latent_base(config, DEFAULTS, ROUTER, nope=NOPE)
     fields, count = base.fields, base.num_layers
     mixers = latent_mixers(base, q_rank=768, nope=NOPE, value=256)
-    routing = grouped_routing(fields, *expert_counts(fields, 64, 4), normalize=True)
+    routing = grouped_routing(fields, *expert_counts(fields, 64, 4), normalize=True, scale=1.8)
     shared = fields.integer("n_shared_experts", 1, low=0)
     first = fields.integer("first_k_dense_replace", 1, low=0)
     kinds = fields.get("mlp_layer_types", [DENSE] * min(first, count) + [SPARSE] * (count - first))

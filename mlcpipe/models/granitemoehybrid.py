@@ -42,7 +42,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, **FIXED)
     fields, count = base.fields, base.num_layers
     scans = layer_kinds(fields, count, SCANS) or [True] * count
-    inner = fields.integer("mamba_expand", 2) * base.hidden_size
+    inner = fields.integer("mamba_expand", 2, high=64) * base.hidden_size
     spec = read_mamba2(fields, base.hidden_size, inner, eps=base.norm.eps) if any(scans) else None
 
     def mixer(i: int, attention: AttentionSpec) -> AttentionSpec | Mixer:

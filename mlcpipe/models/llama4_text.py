@@ -32,7 +32,6 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     fields, rope = base.fields, base.rope()
     rotated = rotated_layers(base)
-    base = replace(base, positions=_context(base, rotated))
     normed, bias = fields.flag("use_qk_norm", True), fields.flag("attention_bias", False)
     growth = None
     if fields.flag("attn_temperature_tuning", True):
@@ -43,18 +42,20 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         for one in rotated
     ]
     sparse = _sparse_layers(base)
-    return decoder(base, specs, lambda i: _mlp(base, i in sparse), ropes=[rope], rotated=rotated)
+    return decoder(
+        base, specs, lambda i: _mlp(base, i in sparse), ropes=[rope], rotated=rotated, bound=_chunk(base, rotated)
+    )
 
 
-def _context(base: BaseConfig, rotated: list[bool]) -> int:
-    """The tokens up to which attention within chunks is attention to all."""
+def _chunk(base: BaseConfig, rotated: list[bool]) -> int:
+    """The tokens up to which attention within chunks is attention to all; 0: no layer has chunks."""
     types = base.fields.get("layer_types") or ["chunked_attention" if one else "full_attention" for one in rotated]
     known = ("chunked_attention", "full_attention")
     if not isinstance(types, list) or len(types) != base.num_layers or any(one not in known for one in types):
         expected = f"{base.num_layers} of {', '.join(known)}"
         raise ConfigError("field layer_types", where=base.fields.where, expected=expected, found=str(types)[:80])
     chunk = base.fields.optional_integer("attention_chunk_size", DEFAULT_CHUNK)
-    return base.positions if chunk is None or known[0] not in types else min(base.positions, chunk)
+    return chunk if chunk and known[0] in types else 0
 
 
 def _sparse_layers(base: BaseConfig) -> range | list[int]:

@@ -52,7 +52,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, **FIXED)
     fields, count = base.fields, base.num_layers
     fields.refuse(num_attention_heads=[None, base.num_heads])
-    inner = fields.integer("expand", 2) * base.hidden_size
+    inner = fields.integer("expand", 2, high=64) * base.hidden_size
     scan = read_mamba2(fields, base.hidden_size, inner, "head_dim", SCAN, eps=base.norm.eps)
     mixers = [Mixer("mamba", Mamba2(scan, i)) for i in range(count)]
     return decoder(base, mixers, lambda i: None, form=MIXER_ALONE, rotated=[False] * count)

@@ -41,10 +41,12 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     nope = fields.integer("qk_nope_head_dim", NOPE, high=1024)
     rope.refuse(partial_rotary_factor=[None, base.head_dim / (nope + base.head_dim)])
     table = {name: value for name, value in rope.values.items() if name != "partial_rotary_factor"}
-    beta, length = rope.number("llama_4_scaling_beta", 0.0), rope.integer("original_max_position_embeddings", 8192)
+    original = fields.optional_integer("original_max_position_embeddings", None, low=2)
+    length = original or rope.integer("original_max_position_embeddings", base.positions, high=1 << 30)
+    beta = rope.number("llama_4_scaling_beta", 0.0)
     growth = (beta, length, 0) if beta else None
     mixers = latent_mixers(base, kv_rank=256, q_rank=1024, nope=nope, growth=growth, rope=table)
     routing = grouped_routing(fields, *expert_counts(fields, 128, 4), normalize=True)
     routing = replace(routing, score="softmax", bias=False)
     mlp = sparse_after(base, routing, dense=0, shared=fields.integer("n_shared_experts", 1, low=0), width=2048)
-    return decoder(base, mixers, mlp, ropes=[base.read_rope(table, base.theta)])
+    return decoder(base, mixers, mlp, ropes=[base.read_rope(table, base.theta, original=original)])

@@ -68,6 +68,8 @@ FIXED: Mapping[str, list[Any]] = {
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Nemotron-H config.json. Raises ConfigError for unsupported fields."""
     kinds = _kinds(Fields(config))
+    if kinds and not {"mamba", "attention"} & set(kinds):
+        raise ConfigError("kinds of layers", where="config.json", expected="one of mamba or attention", found=kinds[0])
     base = read_base(config, replace(DEFAULTS, num_layers=len(kinds)), **FIXED)
     fields = base.fields
     fields.refuse(attention_head_dim=[None, base.head_dim], num_hidden_layers=[None, len(kinds)])

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.models.qwen3_5_text import ATTENDS, delta_spec, layer_kinds
+from mlcpipe.models.qwen3_5_text import KINDS, delta_spec
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.config import Fields, rope_table
+from mlcpipe.nn.config import Fields, layer_kinds, rope_table
 from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.decoder_layer import POST_NORM, LayerForm
 from mlcpipe.nn.gated_delta import GatedDelta
@@ -39,12 +39,12 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         beta_scale=2.0 if fields.flag("linear_allow_neg_eigval", True) else 1.0,
     )  # fmt: skip
     last = base.num_layers - 1
-    kinds = layer_kinds(base, [i % 4 == 3 or i == last < 3 for i in range(base.num_layers)])
+    attends = layer_kinds(fields, last + 1, KINDS) or [i % 4 == 3 or i == last < 3 for i in range(last + 1)]
     attention = base.attention(qkv_bias=bias, o_bias=bias, norm="all")
     return decoder(
         base,
-        [attention if kind == ATTENDS else Mixer("linear_attn", GatedDelta(delta, i)) for i, kind in enumerate(kinds)],
-        form=[POST_NORM if kind == ATTENDS else DELTA_NORMS for kind in kinds],
+        [attention if one else Mixer("linear_attn", GatedDelta(delta, i)) for i, one in enumerate(attends)],
+        form=[POST_NORM if one else DELTA_NORMS for one in attends],
         rotated=[_rotates(fields)] * base.num_layers,
     )
 

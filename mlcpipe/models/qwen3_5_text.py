@@ -13,6 +13,7 @@ from tvm.relax.frontend import nn
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_kinds
 from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.gated_delta import DeltaSpec, GatedDelta
 from mlcpipe.nn.gguf import ATTENTION, MLP, GgufFamily, GgufFile, read_drafts
@@ -32,6 +33,7 @@ NAMES = CheckpointNames(
 )
 TILED = "linear_tiled_value_heads"  # of GGUF files: value heads that follow each other read different key heads
 ATTENDS, LINEAR = "full_attention", "linear_attention"
+KINDS = {ATTENDS: True, LINEAR: False}
 # What published files say and no model of the family does otherwise.
 FIXED: Mapping[str, list[Any]] = {
     "hidden_act": [None, "silu"],
@@ -54,10 +56,8 @@ def hybrid(base: BaseConfig, mlp: Callable[[int], nn.Module] | None = None, **op
     attention = base.attention(qkv_bias=bias, o_bias=bias, norm="head", gate="query")
     step = fields.integer("full_attention_interval", 4)
     delta = delta_spec(base, (16, 32, 128, 128), eps=base.norm.eps, **options)
-    mixers = [
-        attention if kind == ATTENDS else Mixer("linear_attn", GatedDelta(delta, i))
-        for i, kind in enumerate(layer_kinds(base, [(i + 1) % step == 0 for i in range(base.num_layers)]))
-    ]
+    attends = layer_kinds(fields, base.num_layers, KINDS) or [(i + 1) % step == 0 for i in range(base.num_layers)]
+    mixers = [attention if one else Mixer("linear_attn", GatedDelta(delta, i)) for i, one in enumerate(attends)]
     drafts = attention if fields.integer("mtp_num_hidden_layers", 0, low=0) == 1 else None
     return decoder(base, mixers, mlp, ropes=[base.rope(partial=0.25)], drafts=drafts)
 
@@ -73,16 +73,6 @@ def delta_spec(base: BaseConfig, sizes: tuple[int, int, int, int], **options: An
     taps = base.fields.integer("linear_conv_kernel_dim", 4, low=2, high=64)
     tiled = base.fields.flag(TILED, False)
     return DeltaSpec(base.hidden_size, key_heads, value_heads, key_dim, value_dim, taps, tiled=tiled, **options)
-
-
-def layer_kinds(base: BaseConfig, attends: list[bool]) -> list[str]:
-    """What each layer is, by `layer_types`, else by `attends`."""
-    kinds = base.fields.get("layer_types", [ATTENDS if one else LINEAR for one in attends])
-    known = [ATTENDS, LINEAR]
-    if not isinstance(kinds, list) or len(kinds) != base.num_layers or any(kind not in known for kind in kinds):
-        expected = f"{base.num_layers} of {', '.join(known)}"
-        raise ConfigError("field layer_types", where=base.fields.where, expected=expected)
-    return kinds
 
 
 def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def rotated_layers(base: BaseConfig) -> list[bool]:
     """Whether each layer has rotary positions: `no_rope_layers` has a 1 for those that do."""
     count, stated = base.num_layers, base.fields.get("no_rope_layers")
     interval = base.fields.integer("no_rope_layer_interval", DEFAULT_INTERVAL)
-    if stated is None:
+    if stated in (None, []):
         return [(i + 1) % interval != 0 for i in range(count)]
     if not isinstance(stated, list) or len(stated) != count or any(one not in (0, 1) for one in stated):
         raise ConfigError("field no_rope_layers", where=base.fields.where, expected=f"{count} of 0 and 1")

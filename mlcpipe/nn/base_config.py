@@ -16,6 +16,7 @@ from mlcpipe.nn.rope import Rope, read_rope
 
 # Rope types that every family supports; longrope is defined for Phi-3 only.
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+MAX_GROUP = 1024  # query heads of a KV head
 # The shared fields that some families call otherwise.
 _SHARED = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -106,7 +107,9 @@ class BaseConfig:
             "head_dim": self.head_dim + (SLOPE_DIMS if options.get("slopes") else 0),
             "norm_of": self.norm,
         }
-        return AttentionSpec(**given | options)
+        spec = AttentionSpec(**given | options)
+        check_heads(self.fields, spec.num_heads, spec.num_kv_heads)
+        return spec
 
     def attentions(self, windows: Sequence[int | None] | None = None, **options: Any) -> list[AttentionSpec]:
         """The attention spec of each layer, by its window; None: no layer has one, and files must not say so."""
@@ -124,12 +127,13 @@ class BaseConfig:
 
     def facts(self, ropes: Sequence[Rope], rope_of: Sequence[int] | None = None, **options: Any) -> ModelFacts:
         """The model's facts; `options` are passed to ModelFacts. Without `rope_of` all layers use ropes[0]."""
+        length = max(self.positions, *(rope.reach for rope in ropes))
         return ModelFacts(
             model_type=self.model_type,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
-            context_length=max(self.positions, *(rope.reach for rope in ropes)),
+            context_length=min(length, options.get("bound") or length),
             ropes=tuple(ropes),
             rope_of=(0,) * self.num_layers if rope_of is None else tuple(rope_of),
             tied=self.tied,
@@ -149,10 +153,7 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
     name = {one: one if called not in config and one in config else called for one, called in name.items()}
     heads = fields.integer(name["num_attention_heads"], defaults.num_heads, high=4096)
     kv_heads = fields.optional_integer(name["num_key_value_heads"], defaults.num_kv_heads, high=4096) or heads
-    if heads % kv_heads:
-        raise ConfigError(
-            f"field {name['num_key_value_heads']}", where=fields.where, expected=f"a divisor of {heads}", found=kv_heads
-        )
+    check_heads(fields, heads, kv_heads, name["num_key_value_heads"])
     hidden = fields.integer(name["hidden_size"])
     if defaults.fixed_heads:
         kv_heads = heads
@@ -179,6 +180,13 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
         act=act,
         tied=fields.flag(name["tie_word_embeddings"], defaults.tied),
     )
+
+
+def check_heads(fields: Fields, heads: int, kv_heads: int, name: str = "num_key_value_heads") -> None:
+    """Raise ConfigError unless KV heads have as many query heads each, and no more than kernels take."""
+    if heads % kv_heads or heads > MAX_GROUP * kv_heads:
+        expected = f"KV heads that divide {heads} query heads, at most {MAX_GROUP} for each"
+        raise ConfigError(f"field {name}", where=fields.where, expected=expected, found=kv_heads)
 
 
 def _head_dim(fields: Fields, defaults: Defaults, derived: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -64,13 +63,7 @@ class Fields:
     def number(self, name: str, default: float | None = None, *, low: float = -1e12, high: float = 1e12) -> float:
         """A finite number in [low, high]."""
         value = self.get(name, default)
-        good = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and low <= value <= high
-        )
-        if not good:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ConfigError(
                 f"field {name}",
                 where=self.where,
@@ -92,10 +85,10 @@ class Fields:
         return self.number(name, default, low=low, high=high)
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """A list of `count` finite positive numbers."""
+        """A list of `count` positive numbers up to 1e12."""
         value = self.get(name)
         good = isinstance(value, list) and len(value) == count
-        if not good or not all(isinstance(v, int | float) and math.isfinite(v) and v > 0 for v in value):
+        if not good or not all(isinstance(v, int | float) and 0 < v <= 1e12 for v in value):
             raise ConfigError(
                 f"field {name}", where=self.where, expected=f"{count} positive numbers", found=_short(value)
             )
@@ -115,7 +108,7 @@ class Fields:
             raise ConfigError(f"field {name}", where=self.where, expected="an object", found=_short(value))
         return value
 
-    def refuse(self, **neutral: Sequence[Any]) -> None:
+    def refuse(self, /, **neutral: Sequence[Any]) -> None:
         """Raise ConfigError for a field without a neutral value: it would change the result."""
         for name, values in neutral.items():
             value = self.values.get(name)

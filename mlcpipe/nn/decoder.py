@@ -23,7 +23,7 @@ class Mixer(NamedTuple):
     block: nn.Module | None
 
 
-_OF_MODEL = ("head_bias", "embedding_norm", "positions", "per_layer")
+_OF_MODEL = ("head_bias", "embedding_norm", "positions")
 
 
 def decoder(

@@ -43,7 +43,8 @@ MLP_ALONE = LayerForm(before_mixer="", before_mlp="norm")
 class DecoderLayer(nn.Module):
     """x += scale * after(mixer(before(x))); x += scale * after(mlp(before(x))). `scale` is the residual multiplier.
 
-    The mixer's attribute is `mixer_name`: "self_attn", or "conv". A layer may have one of the two blocks alone.
+    The attribute of the mixer is `mixer_name`, such as "self_attn" or "mamba". A layer may have one of
+    the two blocks alone.
     """
 
     def __init__(

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.states import Part, State
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
-from mlcpipe.nn.norm import rms_norm
+from mlcpipe.nn.mamba2 import gated
+from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.rows import columns
 from mlcpipe.nn.short_conv import Convolution
 from mlcpipe.nn.step_states import StepStates
@@ -72,7 +72,7 @@ class GatedDelta(nn.Module):
         self.conv1d = Convolution(spec.channels, spec.taps, layer, activation="silu")
         self.conv1d.weight.attrs["sources"] = _weights(spec.conv)
         self.A_log, self.dt_bias = Float32((heads,)), Float32((heads,))
-        self.norm = HeadNorm(spec.value_dim)
+        self.norm = RMSNorm(spec.value_dim, spec.eps)
         self.out_proj = Linear(spec.value_size, spec.hidden_size)
 
     def states(self, model: LanguageModel) -> list[State]:
@@ -104,25 +104,8 @@ class GatedDelta(nn.Module):
         out = Tensor.placeholder((m, spec.value_size), x.dtype)
         (y,) = kv.update(self._state, func, "gated_delta", [qkv, ba, self.A_log, self.dt_bias], [out])
         y = op.reshape(y, (m * spec.value_heads, spec.value_dim))
-        y = op.reshape(rms_norm(y, spec.eps, self.norm.weight), (m, spec.value_size))
-        return self.out_proj(op.tensor_expr_op(_gated, "gated_delta_norm", [y, qkvz, spec.channels]))
-
-
-class HeadNorm(nn.Module):
-    """The weight [size] of a norm over each head."""
-
-    def __init__(self, size: int) -> None:
-        self.weight = nn.Parameter((size,))
-
-
-def _gated(y: te.Tensor, qkvz: te.Tensor, begin: int) -> te.Tensor:
-    """y [m, n] times silu of the columns of qkvz from `begin` on."""
-
-    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
-        z = qkvz[i, begin + j].astype("float32")
-        return (y[i, j].astype("float32") * z * tirx.sigmoid(z)).astype(y.dtype)
-
-    return te.compute(y.shape, element, name="gated_delta_norm")
+        y = op.reshape(self.norm(y), (m, spec.value_size))
+        return self.out_proj(gated(y, qkvz, spec.channels))
 
 
 def _joined(spec: DeltaSpec, rows: int, names: Sequence[str], parts: Sequence[int], quantize: bool = True) -> Linear:

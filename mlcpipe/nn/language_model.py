@@ -22,7 +22,7 @@ class ModelFacts:
     """Model properties that the compiler, the manifest and the runtime need. Facts of a layer are in its blocks.
 
     `ropes[rope_of[i]]` has the frequencies of layer i. `logit_softcap` bounds logits (0: none). `embedding_scale`
-    multiplies embeddings, `logit_scale` logits.
+    multiplies embeddings, `logit_scale` logits. The definition holds up to `bound` tokens (0: without end).
     """
 
     model_type: str
@@ -36,6 +36,7 @@ class ModelFacts:
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
+    bound: int = 0
 
 
 def blocks_of(module: nn.Module, kind: type) -> Iterator[Any]:

@@ -123,12 +123,12 @@ class GatedNorm(nn.Module):
         return op.multiply(op.reshape(rows, (m, inner)), weight)
 
 
-def gated(y: Tensor, z: Tensor) -> Tensor:
-    """y [m, n] times silu of the first n columns of z, in float32."""
+def gated(y: Tensor, z: Tensor, begin: int = 0) -> Tensor:
+    """y [m, n] times silu of n columns of z from `begin` on, in float32."""
 
     def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
         def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
-            g = gate[i, j].astype("float32")
+            g = gate[i, begin + j].astype("float32")
             return (a[i, j].astype("float32") * g * tirx.sigmoid(g)).astype(a.dtype)
 
         return te.compute(a.shape, element, name="gated_scan")
@@ -149,6 +149,12 @@ NAMES: Mapping[str, tuple[str, int | bool]] = {
     "out_bias": ("mamba_proj_bias", False),
 }
 
+_BOUNDS: Mapping[str, Mapping[str, int]] = {
+    **dict.fromkeys(("heads", "groups"), {"high": 1 << 16}),
+    "state_size": {"high": 1024},
+    "taps": {"low": 2, "high": 64},
+}
+
 
 def read_mamba2(
     fields: Fields,
@@ -164,7 +170,9 @@ def read_mamba2(
     """
     fields.refuse(time_step_limit=UNBOUNDED)
     found: dict[str, Any] = {
-        field: fields.flag(name, default) if isinstance(default, bool) else fields.integer(name, default, high=1 << 16)
+        field: fields.flag(name, default)
+        if isinstance(default, bool)
+        else fields.integer(name, default, **_BOUNDS[field])
         for field, (name, default) in names.items()
     }
     heads, groups = found["heads"], found["groups"]

@@ -161,6 +161,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
         return _sparse_mixer(logits, routing)
     scores = op.sigmoid(logits) if routing.score == "sigmoid" else op.softmax(logits, axis=-1)
     choice = scores if bias is None else op.add(scores, bias)
+    choice = logits if routing.of_input else choice  # Llama 4's: equal sigmoids may be of different logits
     if routing.groups > 1:
         choice = _of_best_groups(choice, routing)
     shares, ids = _best(choice, routing.chosen, True)

@@ -21,6 +21,7 @@ from tests.kernels.devices import cuda_emulated
 from tests.kernels.devices import vulkan as vulkan_device
 from tests.once import Once
 from tests.vulkan.watch import watching
+from tir_schedules.gpu.attention.attend_few import attend_few
 from tir_schedules.gpu.attention.key_split import KeySplit
 from tir_schedules.gpu.attention.pages import AttentionShape
 
@@ -189,3 +190,8 @@ def _used(split: KeySplit, keys: int) -> int:
     """Parts that `keys` fill, as `KeySplit.bounds` computes them on the device."""
     size = -(-keys // (split.parts * split.granule)) * split.granule
     return -(-keys // size)
+
+
+def test_query_heads_whose_weights_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="1400 query heads of a KV head"):
+        attend_few(AttentionShape(1400, 1, 64, "float16"), 1.0, 0)

@@ -93,6 +93,10 @@ FACTS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("lfm2", {}, "eps", 1e-5),
     ("lfm2", {"norm_eps": 1e-6}, "eps", 1e-6),
     ("lfm2", {"tie_embedding": False}, "tied", False),
+    ("gemma4_text", {"per_layer_config": {"03": {"head_dim": 32}}}, "head_dim", 32),
+    ("llama4_text", {"no_rope_layers": []}, "rope_of", (0, 0, 0, 1)),
+    ("llama4_text", {"attention_chunk_size": 32, "rope_scaling": YARN}, "context_length", 32),
+    ("llama4_text", {"attention_chunk_size": None, "rope_scaling": {**YARN, "factor": 8.0}}, "context_length", 128),
 ]
 
 
@@ -101,6 +105,18 @@ def test_facts(family: str, fields: dict[str, Any], name: str, value: Any) -> No
     model = build(family, **fields)
     owners = (model.facts, model.attentions()[-1], model.attentions()[-1].norm_of)
     assert getattr(next(one for one in owners if hasattr(one, name)), name) == value
+
+
+@pytest.mark.parametrize(("family", "scale"), [("deepseek_v3", 2.5), ("glm4_moe_lite", 1.8), ("glm4_moe", 1.0)])
+def test_an_absent_scale_of_experts_is_the_family_s(family: str, scale: float) -> None:
+    assert build(family).model.layers[-1].mlp.routing.scale == scale
+
+
+def test_queries_of_mistral_4_grow_from_the_length_before_yarn() -> None:
+    table = {"rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.1}
+    for fields, length in (({}, 64), ({"original_max_position_embeddings": 16}, 16)):
+        block = build("mistral4", rope_parameters=table, **fields).model.layers[0].self_attn
+        assert block.latent.growth == (0.1, length, 0)
 
 
 @pytest.mark.parametrize(

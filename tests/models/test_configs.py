@@ -9,7 +9,8 @@ import pytest
 
 AutoConfig = pytest.importorskip("transformers", reason="it knows the fields of families").AutoConfig
 
-from mlcpipe.compiler.export import prepare_model
+from mlcpipe.compiler.export import context_length, prepare_model
+from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model
 from mlcpipe.quantization.scheme import load_scheme
@@ -217,6 +218,38 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_scaling": {**YARN, "rope_theta": 1.0}}, "rope_theta"),
     ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "high_freq"),
     ("llama", {"rope_scaling": "linear"}, "rope_scaling"),
+    ("llama", {"rope_theta": 10**400}, "rope_theta"),
+    ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "long_factor": [10**400] * 8}}, "long_factor"),
+    ("llama", {"num_attention_heads": 2048, "num_key_value_heads": 1}, "num_key_value_heads"),
+    ("deepseek_v3", {"num_attention_heads": 2048, "num_key_value_heads": 2048}, "num_attention_heads"),
+    ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank"),
+    ("deepseek_v2", {"rope_interleave": False}, "rope_interleave"),
+    ("bamba", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
+    ("bamba", {"mamba_d_conv": 1}, "mamba_d_conv"),
+    ("bamba", {"mamba_d_state": 2048}, "mamba_d_state"),
+    *((family, {"mamba_expand": 65}, "mamba_expand") for family in ("bamba", "granitemoehybrid")),
+    ("falcon_h1", {"mamba_d_ssm": None, "mamba_expand": 65}, "mamba_expand"),
+    ("mamba2", {"expand": 65}, "expand"),
+    ("nemotron_h", {"hybrid_override_pattern": "-E-E"}, "kinds of layers"),
+    *(
+        ("gemma4_text", {"per_layer_config": sizes, "layer_types": slides(1)}, word)
+        for sizes, word in (
+            ({"4": {"head_dim": 32}}, "field 4"),
+            ({"1": {"self": 1}}, "field self"),
+            ({"1": {"head_dim": 2048}}, "head_dim"),
+            ({"1": {"num_key_value_heads": 3}}, "num_key_value_heads"),
+        )
+    ),
+    (
+        "gemma4_text",
+        {"per_layer_config": {"3": {"head_dim": 32}}, "layer_types": slides(1), "num_kv_shared_layers": 1},
+        "num_kv_shared_layers",
+    ),
+    (
+        "gemma4_text",
+        {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
+        "partial_rotary_factor",
+    ),
 ]
 
 
@@ -236,6 +269,25 @@ def test_a_browser_s_cache_refuses_layers_that_do_not_attend() -> None:
     refuses("gemma4_text", "attention .* in every layer")
     refuses("gemma3n_text", "layers that get hidden states alone")
     refuses("gemma3n_text", "attention .* in every layer", num_kv_shared_layers=1)
+
+
+def test_a_context_longer_than_a_chunk_is_refused() -> None:
+    model, target = build("llama4_text", attention_chunk_size=32), load_target("cpu")
+    assert context_length(model, target, 32) == 32
+    with pytest.raises(ConfigError, match="context length; expected at most 32 tokens for llama4_text.*; found 33"):
+        context_length(model, target, 33)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "falcon_h1", "mamba", "gemma3n_text", "gemma4_text", "llama4_text"])
+def test_only_decoders_whose_layers_all_attend_alike_embed(family: str) -> None:
+    with pytest.raises(ConfigError, match=f"layers of {family} .*attention of one shape in every layer"):
+        build_encoder(config(family))
+
+
+def test_more_heads_than_dimensions() -> None:
+    ntk = {"rope_scaling": {"type": "ntk", "factor": 2.0}, "hidden_size": 8, "num_attention_heads": 16}
+    with pytest.raises(ConfigError, match="rotary dimension"):
+        build_encoder({"model_type": "gte", "architectures": ["GteModel"], **ntk})
 
 
 # Fields that published files carry and that change nothing.

@@ -89,6 +89,13 @@ def run_route(logits: np.ndarray, bias: np.ndarray, routing: Routing) -> tuple[n
     return weights.numpy(), ids.numpy()
 
 
+def test_equal_sigmoids_of_other_logits() -> None:
+    """As Llama 4 chooses: by logits, whose sigmoids are all 1 in float32."""
+    logits, routing = np.array([[30, 50, 40, 60]], np.float32), Routing(4, 2, "sigmoid", of_input=True)
+    weights, ids = run_route(logits, np.zeros(4, np.float32), routing)
+    assert ids.tolist() == [[3, 1]] and weights.tolist() == [[1, 1]]
+
+
 def expected_route(logits: np.ndarray, bias: np.ndarray, routing: Routing) -> tuple[np.ndarray, np.ndarray]:
     """Formulas of `Routing`, in float64 for the weights."""
     rows, experts = logits.shape

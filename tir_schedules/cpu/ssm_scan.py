@@ -11,9 +11,10 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.activation import softplus
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.vectors import Registers, load, read, scratch, splat, store, value
-from tir_schedules.ssm_shape import Scan, SsmShape, softplus
+from tir_schedules.ssm_shape import Scan, SsmShape
 
 TOKENS = 4
 _SERIAL = 32768  # numbers of states; waking threads for fewer costs more than the work

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.activation import softplus
 from tir_schedules.builder import Expr, add, f32, put
 from tir_schedules.gpu.kernel import barrier, ceildiv, ceildiv_by, keep, launch, local, pin, shared
-from tir_schedules.ssm_shape import Scan, SsmShape, softplus
+from tir_schedules.ssm_shape import Scan, SsmShape
 
 _THREADS = 256
 _TOKENS = 8  # between barriers

@@ -15,6 +15,7 @@ def numbers_of(shape: DeltaShape, parts: list[Part]) -> list[Array]:
     m, heads = sum(part.rows for part in parts), shape.value_heads
     sizes = [(m, shape.channels), (m, 2 * heads), (heads,), (heads,), (SLOTS, heads * shape.state_size)]
     qkv, ba, *others = (rng.standard_normal(size).astype(np.float32) for size in sizes)
+    others[0][0], others[1][0] = 12, -16  # a large rate times a softplus near 0
     return [qkv.astype(shape.dtype), ba.astype(shape.dtype), *others]
 
 

@@ -25,8 +25,8 @@ from tir_schedules.step import Step, step_argument
 def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -> tirx.PrimFunc:
     """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
-    Some rows of the step alone have their numbers in `rows` i32[n] after the pages. Heads with sinks have their logits
-    in an argument before `out`, f32[heads].
+    With `picked_rows`, `rows` i32[n] after the pages says which rows of the step these are. Heads with sinks have their
+    logits in an argument before `out`, f32[heads].
 
     A row's result depends only on its position and its sequence's keys, not on other rows.
     """

@@ -44,9 +44,9 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
     """qkv [n, row_heads, D], step i32[k], pages -> out [n, heads, v_dim]: row i sees keys up to its position.
 
     K and V of all rows are in pages already. `window`: how many keys a row sees, its own included; 0: all. Results of
-    parts go to `values` and `sums`, f32 vectors of the sizes `shape.workspace`. Some rows of the step
-    alone have their numbers in `rows` i32[n] after the pages. Heads with sinks have their logits in an argument before
-    `out`, f32[heads].
+    parts go to `values` and `sums`, f32 vectors of the sizes `shape.workspace`. With `picked_rows`, `rows` i32[n] after
+    the pages says which rows of the step these are. Heads with sinks have their logits in an argument before `out`,
+    f32[heads].
     """
     n, k = tirx.Var("n", "int64"), tirx.Var("k", "int64")
     arguments: dict[str, Argument] = {
@@ -60,6 +60,8 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
     }
     while tile.shared_bytes(shape.group) > SHARED_BYTES:
         tile = replace(tile, part=tile.part // 2)
+        if not tile.part:
+            raise ValueError(f"{shape.group} query heads of a KV head: their weights do not fit shared memory")
     split = _split(shape, window, tile)
 
     def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:

@@ -8,15 +8,12 @@ import pytest
 
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.draft_heads import with_draft_head
-from mlcpipe.compiler.export import prepare_model
 from mlcpipe.compiler.job import lower
 from mlcpipe.compiler.manifest import model_info
 from mlcpipe.errors import ConfigError, TargetError
-from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
 from tests.conftest import TinyLlama, write_llama
 from tests.models.head_files import EAGLE, HEADS, random_eagle, random_heads, write_eagle, write_heads
-from tests.models.small_configs import config
 
 
 @pytest.fixture
@@ -48,12 +45,6 @@ def test_functions_of_an_eagle_head(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="frequencies of RoPE follow the length"):
         lower(other, load_target("cuda"), "q4f16_1")
-
-
-def test_states_that_do_not_go_back_have_no_drafts(headed: Checkpoint) -> None:
-    heads, sizes = headed.draft_head, config("lfm2", vocab_size=TinyLlama().vocab_size)
-    with pytest.raises(ConfigError, match="no draft heads for layers whose states do not go back .*lfm2"):
-        prepare_model(sizes, load_target("cuda"), load_scheme("q4f16_1"), draft_head=heads)
 
 
 def test_hosts_of_mlc_have_no_drafts(headed: Checkpoint) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.models.mamba import FIXED
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder import Mixer, decoder
@@ -38,12 +39,6 @@ SCAN: Mapping[str, tuple[str, int | bool]] = {
     "conv_bias": ("use_conv_bias", True),
     "bias": ("use_bias", False),
     "out_bias": ("use_bias", False),
-}
-FIXED: Mapping[str, list[Any]] = {
-    "hidden_act": [None, "silu"],
-    "layer_types": [None],
-    "attention_bias": [None, False],
-    "mlp_bias": [None, False],
 }
 
 

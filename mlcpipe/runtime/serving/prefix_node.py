@@ -25,7 +25,7 @@ class Node:
 
     def __init__(self, parent: Node | None, tokens: Hashable, decode_mask: int, pages: list[int]) -> None:
         self.parent, self.tokens, self.decode_mask, self.pages = parent, tokens, decode_mask, pages
-        self.key = 0 if parent is None else key_of(parent.key, tokens)
+        self.key: int = 0 if parent is None else key_of(parent.key, tokens)
         self.children: dict[Any, dict[int, Node]] = {}
 
     def child(self, tokens: Hashable, decode_mask: int) -> Node:

@@ -92,13 +92,14 @@ def run(server: Batching, asked: list[Request], rng: random.Random) -> list[tupl
         part = asked[len(found) : len(found) + rng.randint(1, 16)]
         with server.together:
             streams = [server.submit(request) for request in part]
-        leaving = [stream for stream in streams if rng.random() < 0.15]
-        for stream in leaving[: len(leaving) // 2]:
-            server.cancel(stream.id)
+            leaving = [stream for stream in streams if rng.random() < 0.2]
+            early = (len(leaving) + 1) // 2
+            for stream in leaving[:early]:
+                server.cancel(stream.id)
         for index, stream in enumerate(streams):
             found.append(rest_of(stream))
             if index == len(streams) // 2:
-                for late in leaving[len(leaving) // 2 :]:
+                for late in leaving[early:]:
                     server.cancel(late.id)
     return found
 

@@ -37,7 +37,7 @@ def _struct(name: str, **members: Any) -> type[_Sized]:
 _Error = _struct("Error", code=_I32, line=_TEXT, what=_TEXT, where=_TEXT, expected=_TEXT, found=_TEXT, next_step=_TEXT)
 _Options = _struct(
     "Options", variant=_TEXT, context_length=_I64, threads=_I32, code=ctypes.c_void_p, sequences=_I64, kv_tokens=_I64,
-    device=_TEXT, cache=_TEXT, gpu_path=_TEXT, gpu_code=ctypes.c_void_p,
+    device=_TEXT, cache=_TEXT, gpu_path=_TEXT, gpu_code=ctypes.c_void_p, draft=_TEXT,
 )  # fmt: skip
 _Plan = _struct(
     "Plan", weights_bytes=_I64, kv_bytes=_I64, workspace_bytes=_I64, free_bytes=_I64, context_length=_I64, fits=_I32
@@ -52,6 +52,7 @@ _Sampling = _struct(
 _Statistics = _struct(
     "Statistics", finish=_I32, prompt_tokens=_I64, cached_tokens=_I64, completion_tokens=_I64, decode_bytes=_I64,
     load_s=_F64, prefill_s=_F64, decode_s=_F64, cache_miss=_TEXT, cache_miss_token=_I64,
+    drafted_tokens=_I64, accepted_tokens=_I64,
 )  # fmt: skip
 
 
@@ -98,6 +99,8 @@ class Answer:
     decode_s: float
     cache_miss: bytes | None
     cache_miss_token: int
+    drafted_tokens: int
+    accepted_tokens: int
 
 
 class Runtime:
@@ -143,9 +146,10 @@ def _options(
     device: str = "",
     cache: Path | None = None,
     gpu_path: Path | None = None,
+    draft: str = "",
 ) -> Any:
-    texts = [text.encode() or None for text in (variant, device, str(cache or ""), str(gpu_path or ""))]
-    return _Options(texts[0], context_length, threads, None, sequences, kv_tokens, *texts[1:])
+    texts = [text.encode() or None for text in (variant, device, str(cache or ""), str(gpu_path or ""), draft)]
+    return _Options(texts[0], context_length, threads, None, sequences, kv_tokens, *texts[1:4], None, texts[4])
 
 
 def _array(values: Sequence[float] | NDArray[Any], dtype: str = "int32") -> tuple[NDArray[Any], int, int]:

@@ -32,6 +32,7 @@ Request ReadRequest(double now) {
   request.cache_salt = Read<std::string>();
   request.keep = Read();
   request.deterministic = Read();
+  request.drafts = Read();
   request.arrival = now;
   return request;
 }
@@ -55,7 +56,7 @@ void PrintEvents(const char* name, const std::vector<Event>& events) {
   std::cout << ",\"" << name << "\":";
   PrintList(events, [&](const Event& one) {
     std::cout << "[" << one.sequence->id << ",[";
-    if (one.token) std::cout << *one.token;
+    for (size_t at = 0; at < one.tokens.size(); ++at) std::cout << (at ? "," : "") << one.tokens[at];
     std::cout << "]," << (one.end ? kEnds[static_cast<int>(*one.end)] : "null") << "]";
   });
 }
@@ -80,10 +81,13 @@ void PrintPlan(const Step* step, bool slots) {
   }
   std::cout << "{\"decode\":";
   PrintList(step->decode, [](const DecodeRows& one) {
+    const FewTokens& draft = one.sequence->draft;
     const auto begin = one.sequence->tokens.begin() + one.sequence->computed;
+    std::vector<int32_t> tokens(begin, begin + one.rows - static_cast<int64_t>(draft.size()));
+    tokens.insert(tokens.end(), draft.begin(), draft.end());
     std::cout << "[" << one.sequence->id << ",";
-    PrintNumbers({begin, begin + one.rows});
-    std::cout << "," << one.draws << "]";
+    PrintNumbers(tokens);
+    std::cout << "," << one.logits << "]";
   });
   std::cout << ",\"prefill\":";
   PrintList(step->prefill, [](const PrefillRows& one) {
@@ -158,6 +162,10 @@ void Learn() {
     std::printf("[%.17g,%lld,%lld]\n", cost.Seconds(load),
                 static_cast<long long>(cost.PromptRows({load.decode, load.decode_keys, 0, 0}, 0.4, 100, 512)),
                 static_cast<long long>(cost.DecodeRowsFor(200)));
+    const std::vector<double> gains{0.9, 0.8, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3};
+    const Load answers{load.decode + 1, load.decode_keys, 0, 0};
+    const bool may = cost.MayDraft(answers, 8);
+    std::printf("[%d,%lld]\n", may, static_cast<long long>(cost.DraftRows(answers, gains)));
   }
 }
 

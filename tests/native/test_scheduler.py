@@ -14,10 +14,12 @@ import pytest
 
 from mlcpipe.runtime.sampling_params import CacheMiss
 from mlcpipe.runtime.serving.cost_model import DEFAULT_COSTS, CostModel, Load
+from mlcpipe.runtime.serving.drafting import Lookup, Search
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
 from tests.native.cxx import RUNTIME, Cxx
+from tests.unit.serving import simulation as simulated
 from tests.unit.serving.golden import GOLDEN, TRACES, Recording
 from tests.unit.serving.simulation import words
 
@@ -52,7 +54,7 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
             deadline = -1 if one.get("deadline_s") is None else one["deadline_s"]
             words += [*_listed(one["tokens"]), one["max_tokens"], *_listed(one["stop_ids"]), one.get("priority", 0)]
             words += [deadline, f"salt-{one.get('namespace', '')}"]
-            words += [int(one.get("keep", False)), int(one.get("deterministic", False))]
+            words += [int(one.get(name) not in (None, False)) for name in ("keep", "deterministic", "drafter")]
         words.append(len(turn["cancel"]))
         for number in turn["cancel"]:
             words += [
@@ -117,6 +119,32 @@ class Failing(Recording):
         return {**super().trace(), "failed": self.failed, "misses": listed}
 
 
+def drafting_trace(seed: int) -> Failing:
+    """Few different tokens, so that lookups find many matches of which some are right; with slots and without, few pages."""
+    rng = random.Random(seed)
+    slots = (0, 12, 40)[seed % 3]
+    limits = Limits(200, prefill_chunk=48, sequences=3, decode_rows=rng.choice((6, 16)), step_s=0.1)
+    simulation = Failing((PageGroup(rng.choice((16, 40)), rng.choice((0, 0, 40))),), limits, slots=slots, redraws=False)
+    for _ in range(4):
+        for _ in range(rng.randint(1, 2)):
+            drafter = Lookup(stops=frozenset()) if rng.random() < 0.8 else None
+            simulation.submit(words(rng, rng.randint(1, 60)), rng.randint(5, 40), drafter=drafter)
+        for _ in range(rng.randint(1, 6)):
+            simulation.step()
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drafts_are_python_s(seed: int, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated, "VOCAB", 3)
+    monkeypatch.setattr(Search, "pays", lambda self: True)  # which depends on the time that looking takes
+    made = drafting_trace(seed)
+    assert_same_plans(program, made.trace())
+    totals = made.scheduler.totals
+    assert made.scheduler._search._looks < 64 and 0 < totals.accepted < totals.drafted
+
+
 def random_trace(seed: int) -> Failing:
     """Up to eight sequences over few pages and slots: all that requests may say, prompts that begin alike, cancels."""
     rng = random.Random(seed)
@@ -165,19 +193,27 @@ def test_many_random_traces_have_python_s_plans(program: Path) -> None:
 def test_the_cost_model_learns_what_python_s_does(program: Path) -> None:
     rng = np.random.default_rng(5)
     truth, python = CostModel((30e-3, 4e-3, 25e-3, 2e-3, 1e-6, 0.3e-6), learn=False), CostModel()
-    loads, expected = [], []
+    loads, expected, drafted = [], [], []
     for _ in range(300):
         decode, prefill = (int(rng.integers(0, 9)), int(rng.integers(0, 3)) * int(rng.integers(16, 400)))
         load = Load(decode, decode * int(rng.integers(1, 900)), prefill, prefill * int(rng.integers(8, 500)))
         seconds = truth.seconds(load) * float(rng.lognormal(0, 0.1)) * (4 if rng.random() < 0.05 else 1)
         loads += [load.decode, load.decode_keys, load.prefill, load.prefill_keys, seconds]
         python.observe(load, seconds)
-        beside = Load(load.decode, load.decode_keys)
+        beside, answers = Load(load.decode, load.decode_keys), Load(load.decode + 1, load.decode_keys)
         expected.append([python.seconds(load), python.prompt_rows(beside, 0.4, 100, 512), python.decode_rows_for(200)])
+        drafted.append(
+            [python.may_draft(answers, 8), python.draft_rows(answers, (0.9, 0.8, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))]
+        )
     done = subprocess.run(
         [program, "learn"], input=" ".join(map(str, loads)), capture_output=True, text=True, check=True
     )
-    found = np.array([json.loads(line) for line in done.stdout.splitlines()])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    found, choices = np.array(lines[::2]), lines[1::2]
+    same = sum(one == [int(may), rows] for one, (may, rows) in zip(choices, drafted))
+    assert (
+        same >= 0.98 * len(choices) and len({rows for _, rows in drafted}) > 3
+    )  # a tie may fall otherwise in its last bit
     np.testing.assert_allclose(found[:, 0], np.array(expected)[:, 0], rtol=1e-6)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1)  # of whole rows the last bit of a cost may make one
     assert python.costs != DEFAULT_COSTS and len({rows for _, rows, _ in expected}) > 3

@@ -111,6 +111,31 @@ def test_answers_together(native: Open) -> None:
     assert min(found[0][1:3]) >= 64 and max(found[1][:3]) >= 80
 
 
+def test_drafts_change_no_answer(native: Open) -> None:
+    """Answers of three tokens, so that lookups find drafts, right ones and wrong ones; penalties count drafted tokens."""
+    few = {"logit_bias": {5: 60.0, 6: 60.0, 7: 60.0}}
+    drawn = [SamplingParams(temperature=0.0, **few), SamplingParams(seed=3, **few)]
+    drawn += [SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.3, frequency_penalty=0.5, **few)]
+    prompts = [words(length, length) for length in (3, 17, 33, 60, 61, 20)]
+    found = []
+    for draft in ("off", "lookup"):
+        engine = native(context_length=240, sequences=4, kv_tokens=480, draft=draft)
+        several = [engine.submit(one, drawn[at % 3], max_tokens=40) for at, one in enumerate(prompts)]
+        while engine.step():
+            pass
+        found.append([one.tokens for one in several])
+        drafted, accepted = (
+            sum(getattr(one.end, f"{name}_tokens") for one in several) for name in ("drafted", "accepted")
+        )
+        assert drafted == accepted == 0 if draft == "off" else 0 < accepted < drafted
+        again = [engine.submit([*one, *answer, 5], drawn[at % 3], max_tokens=10)
+                 for at, (one, answer) in enumerate(zip(prompts, found[-1]))]  # fmt: skip
+        while engine.step():
+            pass
+        found[-1] += [one.tokens for one in again]
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("drawn", [SamplingParams(temperature=0.0), DRAWN], ids=["greedy", "drawn"])
 def test_ten_turns_of_the_trained_hybrid(
     drawn: SamplingParams, hybrid_bundles: Bundles, runtime: Runtime, copy_of: Callable[[Path], Path]

@@ -10,6 +10,7 @@ namespace mlcpipe {
 
 struct Statistics {
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, decode_bytes = 0;
+  int64_t drafted_tokens = 0, accepted_tokens = 0;
   double load_s = 0, prefill_s = 0, decode_s = 0;
   serving::CacheMiss miss;
 };

@@ -43,11 +43,11 @@ inline std::vector<int32_t> Ids(const int32_t* ids, size_t count, const char* na
 
 inline Engine::Options OptionsOf(const mlcpipe_options* given) {
   const mlcpipe_options options =
-      Taken(given, {sizeof options, nullptr, 0, 0, nullptr, 0, 0, nullptr, nullptr, nullptr, nullptr});
+      Taken(given, {sizeof options, nullptr, 0, 0, nullptr, 0, 0, nullptr, nullptr, nullptr, nullptr, nullptr});
   const auto text = [](const char* given) { return std::string(given ? given : ""); };
   return {text(options.variant), options.context_length, options.threads,      options.sequences,
           options.kv_tokens,     options.code,           text(options.device), text(options.cache),
-          text(options.gpu_path), options.gpu_code};
+          text(options.gpu_path), options.gpu_code, text(options.draft)};
 }
 
 inline Sampling SamplingOf(const mlcpipe_sampling* given) {

@@ -62,6 +62,11 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
       device_(ChooseDevice(manifest_, options.device, options.cache)),
       variant_(ChooseVariant(manifest_, options.variant).name),
       plan_(manifest_, ChooseVariant(manifest_, variant_), options, device_.Free()) {
+  if (!options.draft.empty() && options.draft != "off" && (options.draft != "lookup" || !options.sequences)) {
+    throw Error(Code::kUsage, "draft")
+        .Expected("off, or of an engine of several sequences lookup")
+        .Found(options.draft);
+  }
   plan_.CheckFits();
   const WeightIndex index(manifest_);
   manifest_.Verify(index.shards());
@@ -69,7 +74,8 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
   prepared_.emplace(device_, library_->module(), options.cache);
   auto params = device_.PutAll(index.Map());
   if (options.sequences) {
-    batch_.emplace(manifest_, device_, *library_, std::move(params), plan_, options.sequences, &cancelled_);
+    const bool drafts = options.draft != "off";
+    batch_.emplace(manifest_, device_, *library_, std::move(params), plan_, options.sequences, drafts, &cancelled_);
   } else {
     model_.emplace(manifest_, device_, *library_, std::move(params), plan_, &cancelled_);
   }

@@ -32,7 +32,8 @@ std::vector<serving::PageGroup> GroupsOf(const StateTable& table, const Units& u
 
 // The next rows of a sequence that has pages and slots for them.
 inline Span SpanOf(const serving::Sequence& sequence, int64_t begin, int64_t rows) {
-  return {begin, rows, sequence.decode_from, sequence.tables.data(), sequence.slot, sequence.next_slot};
+  return {begin, rows, sequence.decode_from, sequence.tables.data(), sequence.slot, sequence.next_slot,
+          &sequence.row_slots};
 }
 
 // Throws kUsage for no tokens, and for ids outside the vocabulary.

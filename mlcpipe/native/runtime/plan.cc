@@ -11,6 +11,7 @@ constexpr int64_t kMinContext = 512;
 constexpr int64_t kMaxKvTokens = INT32_MAX;  // whose places steps number
 constexpr double kCheckpointShare = 4;    // a quarter of what the pages take may go to slots
 constexpr int64_t kHelperBytes = 1 << 20;  // where the manifest says nothing of a variant's scratch
+constexpr double kDraftSlots = 3;  // for the states after each token of a draft but the last
 constexpr double kRunBytes = 1 << 20;
 
 int64_t Checked(int64_t sequences) {
@@ -49,7 +50,7 @@ Units UnitsFor(const Manifest& manifest, int64_t context_length, int64_t tokens,
   }
   if (!states.has_slots()) return units;
   const double share = units.Bytes(states) / kCheckpointShare / static_cast<double>(states.slot_bytes());
-  const double slots = std::max(static_cast<double>(2 * sequences + 2), std::floor(share));
+  const double slots = std::max(static_cast<double>(2 * sequences + 2), std::floor(share)) + kDraftSlots;
   units.slots = static_cast<int64_t>(std::min(static_cast<double>(3 * manifest.model.max_batch), slots));
   return units;
 }

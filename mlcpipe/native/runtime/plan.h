@@ -27,6 +27,7 @@ struct Options {
   std::string cache;                     // a folder for what is learned of drivers; "": none
   std::string gpu_path;                  // of the same model for a GPU, for "auto": see `OpenFaster`
   const mlcpipe_symbol* gpu_code = nullptr;
+  std::string draft;  // of several sequences: "" or "lookup", or "off"
 };
 
 // How many pages each group has, and how many slots there are.

@@ -30,6 +30,8 @@
 #include "serving/batch.cc"
 #include "serving/cache_miss.cc"
 #include "serving/cost_model.cc"
+#include "serving/draft_choice.cc"
+#include "serving/drafting.cc"
 #include "serving/page_pool.cc"
 #include "serving/prefix_tree.cc"
 #include "serving/scheduler.cc"

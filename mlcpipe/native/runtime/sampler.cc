@@ -76,6 +76,13 @@ void Counts::Add(int32_t token) {
   ++Data<int32_t>(counts_)[entry];
 }
 
+void Counts::Undo(int32_t token) {
+  int32_t& entry = entry_of_[static_cast<size_t>(token)];
+  if (--Data<int32_t>(counts_)[entry]) return;
+  entry = -1;  // which was the last one
+  --used_;
+}
+
 void Counts::Penalize(const tvm::ffi::Function& penalize, const Device& device, const Tensor& logits, size_t row) {
   if (!used_) return;
   *Data<int32_t>(row_) = static_cast<int32_t>(row);
@@ -124,7 +131,12 @@ const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t c
     Put(at, rows[at]);
     if (!rows[at].row) continue;
     Row& row = *rows[at].row;
-    for (Counts& counts : row.counts_) counts.Penalize(penalize_, device_, logits, at);
+    for (Counts& counts : row.counts_) {
+      const int32_t* const draft = rows[at].draft;
+      for (size_t i = 0; i < rows[at].drafted; ++i) counts.Add(draft[i]);
+      counts.Penalize(penalize_, device_, logits, at);
+      for (size_t i = rows[at].drafted; i-- > 0;) counts.Undo(draft[i]);
+    }
     if (row.params_.logit_bias.empty()) continue;
     std::fill_n(Data<int32_t>(row.bias_rows_), row.bias_rows_->shape[0], static_cast<int32_t>(at));
     add_bias_(logits, device_.Put(row.bias_rows_), device_.Put(row.bias_tokens_), device_.Put(row.biases_));

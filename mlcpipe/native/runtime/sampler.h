@@ -34,6 +34,8 @@ class Counts {
   Counts(int64_t vocab, double presence, double frequency, double repetition);
 
   void Add(int32_t token);
+  // Undoes the last `Add`, of this token.
+  void Undo(int32_t token);
   // Changes a row of logits f32[n, V].
   void Penalize(const tvm::ffi::Function& penalize, const Device& device, const tvm::runtime::Tensor& logits, size_t row);
 
@@ -67,6 +69,8 @@ class Row {
 struct RowDraw {
   Row* row;  // null: anything may be drawn
   uint64_t position;
+  const int32_t* draft = nullptr;  // tokens that it follows, after those that were accepted
+  size_t drafted = 0;
 };
 
 // The compiled sampling functions: one call draws from all rows, each from its logits, settings and position alone.

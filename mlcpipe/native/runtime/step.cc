@@ -18,17 +18,19 @@ enum Header {
   kSequence,
   kSlotRead = 11,
   kSlotWrite,
+  kSlotOfRow,
   kTables = 16,
   kHeader = 32
 };
 
 }  // namespace
 
-void StepBuffer::LayOut(int64_t sequences, int64_t rows, int64_t entries) {
+void StepBuffer::LayOut(int64_t sequences, int64_t rows, int64_t entries, bool drafts) {
   const std::pair<int, int64_t> parts[] = {
       {kPosition, rows},          {kPlace, rows},          {kRopeLength, rows},
       {kSequence, rows},          {kRowBegin, sequences + 1}, {kKeys, sequences},
-      {kTableBegin, sequences + 1}, {kSlotRead, slots_ ? sequences : 0}, {kSlotWrite, slots_ ? sequences : 0}};
+      {kTableBegin, sequences + 1}, {kSlotRead, slots_ ? sequences : 0}, {kSlotWrite, slots_ ? sequences : 0},
+      {kSlotOfRow, drafts ? rows : 0}};
   int64_t size = kHeader + static_cast<int64_t>(tables_) * entries, room = data_->shape[0];
   for (const auto& [name, part] : parts) size += part;
   while (room < size) room *= 2;
@@ -39,6 +41,7 @@ void StepBuffer::LayOut(int64_t sequences, int64_t rows, int64_t entries) {
   header[kRows] = static_cast<int32_t>(rows);
   int64_t at = kHeader;
   for (const auto& [name, part] : parts) {
+    if (name == kSlotOfRow && !part) continue;  // its place says that there is none
     header[name] = static_cast<int32_t>(at);
     at += part;
   }
@@ -50,11 +53,13 @@ void StepBuffer::LayOut(int64_t sequences, int64_t rows, int64_t entries) {
 
 const tvm::runtime::Tensor& StepBuffer::Fill(const Span* spans, size_t count) {
   int64_t rows = 0, entries = 0;
+  bool drafts = false;
   for (const Span* span = spans; span < spans + count; ++span) {
     rows += span->rows;
     entries += static_cast<int64_t>(span->tables[0].size());
+    drafts = drafts || (slots_ && span->row_slots && !span->row_slots->empty());
   }
-  LayOut(static_cast<int64_t>(count), rows, entries);
+  LayOut(static_cast<int64_t>(count), rows, entries, drafts);
   auto* const data = Data<int32_t>(data_);
   const auto part = [data](int name) { return data + data[name]; };
   int32_t row = 0, entry = 0;
@@ -78,6 +83,10 @@ const tvm::runtime::Tensor& StepBuffer::Fill(const Span* spans, size_t count) {
     if (!slots_) continue;
     part(kSlotRead)[i] = span.slot_read;
     part(kSlotWrite)[i] = span.slot_write;
+    for (int64_t at = 0; drafts && at < span.rows; ++at) {
+      const bool kept = span.row_slots && at < std::min(span.rows - 1, static_cast<int64_t>(span.row_slots->size()));
+      part(kSlotOfRow)[row - span.rows + at] = kept ? (*span.row_slots)[static_cast<size_t>(at)] : kNoUnit;
+    }
   }
   return data_;
 }

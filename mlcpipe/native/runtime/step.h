@@ -18,6 +18,7 @@ struct Span {
   int64_t prompt_length;               // RoPE's frequencies follow a prompt's whole length
   const std::vector<int32_t>* tables;  // the pages of each group that has a table of its own
   int32_t slot_read = kNoUnit, slot_write = kNoUnit;
+  const std::vector<int32_t>* row_slots = nullptr;  // that are written after its first rows, where a draft is checked
 };
 
 class StepBuffer {
@@ -34,7 +35,7 @@ class StepBuffer {
   bool slots_;
   tvm::runtime::Tensor data_ = Empty({1024}, kInt32);
 
-  void LayOut(int64_t sequences, int64_t rows, int64_t entries);
+  void LayOut(int64_t sequences, int64_t rows, int64_t entries, bool drafts);
 };
 
 }  // namespace mlcpipe

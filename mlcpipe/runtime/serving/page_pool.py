@@ -170,7 +170,7 @@ class PagePool:
         if sequence.next_slot >= 0:
             slots = [sequence.slot, *sequence.row_slots[:drafted], sequence.next_slot]
             sequence.slot, sequence.next_slot = slots[1 + of_draft], -1
-            for slot in {*slots, *sequence.row_slots} - {-1, sequence.slot}:
+            for slot in sorted({*slots, *sequence.row_slots} - {-1, sequence.slot}):
                 self.drop(len(self.groups), slot)
             sequence.row_slots = []
 
@@ -186,7 +186,7 @@ class PagePool:
 
     def _drop_unwritten(self, sequence: Sequence) -> None:
         """Drop the slots that a step should have written."""
-        for slot in {sequence.next_slot, *sequence.row_slots} - {-1, sequence.slot}:
+        for slot in sorted({sequence.next_slot, *sequence.row_slots} - {-1, sequence.slot}):
             self.drop(len(self.groups), slot)
         sequence.next_slot, sequence.row_slots = -1, []
 

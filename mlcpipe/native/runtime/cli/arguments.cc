@@ -48,6 +48,7 @@ constexpr char kUsage[] =
     "      --alias NAME     of serve: another name that the model answers to; * is any\n"
     "      --sequences N    of serve and doctor: answers at the same time, 1 to 8 (default of serve: 4)\n"
     "      --kv-tokens N    of serve and doctor: tokens that they hold together (default: what memory has room for)\n"
+    "      --draft MODE     of serve: lookup checks tokens that answers repeat of their texts, or off (default: lookup)\n"
     "      --max-queue N    of serve: requests that may wait; one more gets 503 (default: 8)\n"
     "      --read-timeout S  of serve: seconds for a request to come (default: 30)\n"
     "      --drain S        of serve: seconds that answers have to finish in the end (default: 30)\n"
@@ -92,6 +93,7 @@ bool TakeServeOption(const std::string& option, const std::string& value, ServeA
   else if (option == "--alias") to->aliases.push_back(value);
   else if (option == "--sequences") to->sequences = NumberOf<int64_t>(option, value);
   else if (option == "--kv-tokens") to->kv_tokens = NumberOf<int64_t>(option, value);
+  else if (option == "--draft") to->draft = value;
   else if (option == "--max-queue") to->max_queue = NumberOf<int64_t>(option, value);
   else if (option == "--read-timeout") to->read_timeout_s = NumberOf<double>(option, value);
   else if (option == "--drain") to->drain_s = NumberOf<double>(option, value);
@@ -212,6 +214,7 @@ mlcpipe_options OptionsOf(const Arguments& arguments) {
   options.device = arguments.device.empty() ? nullptr : arguments.device.c_str();
   options.gpu_path = arguments.gpu_model.empty() ? nullptr : arguments.gpu_model.c_str();
   options.cache = arguments.cache.c_str();
+  options.draft = arguments.serve.draft.empty() ? nullptr : arguments.serve.draft.c_str();
   return options;
 }
 

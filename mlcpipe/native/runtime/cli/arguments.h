@@ -15,7 +15,7 @@ enum class Command { kChat, kBench, kDoctor, kServe, kLicenses, kHelp };
 
 // Of `serve`.
 struct ServeArguments {
-  std::string host = "127.0.0.1", api_key_file, name;
+  std::string host = "127.0.0.1", api_key_file, name, draft;
   std::vector<std::string> aliases;
   int64_t port = 8000, max_queue = 8;
   std::optional<int64_t> sequences, kv_tokens;  // of `doctor` too

@@ -77,6 +77,7 @@ bool Admission::PreemptBelow(int priority) {
 void Admission::Preempt(const SequencePointer& sequence) {
   on_preemption(*sequence);
   pool_->Release(sequence.get());
+  sequence->draft = {};
   ++sequence->preemptions;
   Move(sequence, State::kWaiting);
 }

@@ -22,13 +22,14 @@ Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequence
 }  // namespace
 
 Batch::Batch(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
-             const Plan& plan, int64_t sequences, const int* cancelled)
+             const Plan& plan, int64_t sequences, bool drafts, const int* cancelled)
     : manifest_(manifest),
       device_(device),
       decode_(library.Get("decode")),
       prefill_(library.Get("prefill")),
       params_(std::move(params)),
       states_(MakeStates(manifest.states, device, plan.units)),
+      drafts_(drafts),
       cancelled_(cancelled),
       scheduler_(GroupsOf(manifest.states, plan.units), plan.units.slots,
                  LimitsOf(manifest.model, plan.context_length, sequences), manifest.model.rope_above, CostModel()),
@@ -72,6 +73,7 @@ void Batch::TakeNews() {
 void Batch::Begin(uint64_t number, Client client) {
   Answer answer;
   answer.came = Clock::now();
+  client.request.drafts = drafts_;
   answer.statistics.prompt_tokens = static_cast<int64_t>(client.request.tokens.size());
   try {
     answer.row.emplace(manifest_.model.vocab_size, client.sampling, client.request.tokens);
@@ -118,12 +120,17 @@ void Batch::Decode(const serving::Step& step) {
   ids_.clear();
   spans_.clear();
   rows_.clear();
-  for (const auto& [sequence, count, draws] : step.decode) {
+  for (const auto& [sequence, count, logits] : step.decode) {
+    const FewTokens& draft = sequence->draft;
     const auto begin = sequence->tokens.begin() + sequence->computed;
-    ids_.insert(ids_.end(), begin, begin + count);
+    ids_.insert(ids_.end(), begin, begin + count - static_cast<int64_t>(draft.size()));
+    ids_.insert(ids_.end(), draft.begin(), draft.end());
     spans_.push_back(SpanOf(*sequence, sequence->computed, count));
     rows_.resize(ids_.size());
-    if (draws) rows_.back() = {sequence, sequence->computed + count};
+    for (int64_t row = count - logits; row < count; ++row) {
+      const size_t at = rows_.size() - static_cast<size_t>(count - row);
+      rows_[at] = {sequence, sequence->computed + row + 1, static_cast<size_t>(row - (count - logits))};
+    }
   }
   SetRows(decode_logits_, static_cast<int64_t>(ids_.size()));
   const Tensor& step_data = buffer_.Fill(spans_.data(), spans_.size());
@@ -168,11 +175,17 @@ void Batch::Draw(const Tensor& logits) {
   for (const Drawing& row : rows_) {
     const auto found = row.sequence ? answers_.find(row.sequence->id) : answers_.end();
     Row* const settings = found == answers_.end() ? nullptr : &*found->second.second.row;
-    draws_.push_back({settings, static_cast<uint64_t>(row.position)});
+    draws_.push_back({settings, static_cast<uint64_t>(row.position), row.sequence ? row.sequence->draft.begin() : nullptr,
+                      row.drafted});
   }
   const int32_t* const tokens = sampler_.Draw(logits, draws_.data(), draws_.size());
+  bool stands = true;  // all drafted tokens before a row were drawn
   for (size_t at = 0; at < rows_.size(); ++at) {
-    if (rows_[at].sequence) drawn_.push_back(Take(rows_[at], tokens[at]));
+    const Drawing& row = rows_[at];
+    if (!row.sequence) continue;
+    const size_t before = row.drafted;
+    stands = !before || (stands && drawn_.back() == row.sequence->draft[before - 1]);
+    drawn_.push_back(stands ? Take(row, tokens[at]) : std::max(tokens[at], 0));
   }
 }
 
@@ -192,24 +205,27 @@ int32_t Batch::Take(const Drawing& row, int32_t token) {
 }
 
 void Batch::Deliver(const std::vector<Event>& events) {
-  for (const auto& [sequence, token, end] : events) {
+  for (const auto& [sequence, tokens, end] : events) {
     const auto found = answers_.find(sequence->id);
     if (found == answers_.end()) continue;
     Answer& answer = found->second.second;
     Statistics& statistics = answer.statistics;
     statistics.cached_tokens = sequence->cached.value_or(0);
     statistics.miss = sequence->miss;
+    statistics.drafted_tokens = sequence->drafted;
+    statistics.accepted_tokens = sequence->accepted;
+    const auto now = Clock::now();
+    if (!tokens.empty() && !statistics.completion_tokens) {
+      answer.first = now;
+      statistics.prefill_s = std::chrono::duration<double>(now - answer.came).count();
+    } else if (!tokens.empty()) {
+      statistics.decode_s = std::chrono::duration<double>(now - answer.first).count();
+      statistics.decode_bytes += manifest_.DecodeBytes(sequence->length() - static_cast<int64_t>(tokens.size()));
+    }
     Verdict verdict = Verdict::kGoOn;
-    if (token) {
-      const auto now = Clock::now();
-      if (!statistics.completion_tokens++) {
-        answer.first = now;
-        statistics.prefill_s = std::chrono::duration<double>(now - answer.came).count();
-      } else {
-        statistics.decode_s = std::chrono::duration<double>(now - answer.first).count();
-        statistics.decode_bytes += manifest_.DecodeBytes(sequence->length() - 1);
-      }
-      verdict = answer.client.on_token(*token);
+    for (size_t at = 0; at < tokens.size() && verdict == Verdict::kGoOn; ++at) {
+      ++statistics.completion_tokens;
+      verdict = answer.client.on_token(tokens[at]);
     }
     if (verdict == Verdict::kStop || end == End::kStop) {
       scheduler_.Cancel(sequence, End::kStop);

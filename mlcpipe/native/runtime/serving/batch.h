@@ -31,7 +31,8 @@ class Batch {
  public:
   // Takes the memory that was planned. A forward ends soon after `*cancelled` is not 0.
   Batch(const Manifest& manifest, const Device& device, const Library& library,
-        tvm::ffi::Array<tvm::runtime::Tensor> params, const Plan& plan, int64_t sequences, const int* cancelled);
+        tvm::ffi::Array<tvm::runtime::Tensor> params, const Plan& plan, int64_t sequences, bool drafts,
+        const int* cancelled);
 
   // From any thread: the client waits for `Step`. Returns its number.
   uint64_t Submit(Client client);
@@ -49,16 +50,19 @@ class Batch {
     std::optional<Row> row;
     Clock::time_point came, first;
   };
-  // A row with logits; without a sequence its token is not needed. The others are in the order of `Scheduler::Settle`.
+  // A row with logits; without a sequence its token is not needed. The others are in the order of `Scheduler::Settle`. It
+  // follows the first `drafted` tokens of the sequence's draft.
   struct Drawing {
     SequencePointer sequence;
     int64_t position;
+    size_t drafted = 0;
   };
 
   const Manifest& manifest_;
   const Device& device_;
   tvm::ffi::Function decode_, prefill_;
   tvm::ffi::Array<tvm::runtime::Tensor> params_, states_;
+  const bool drafts_;
   const int* cancelled_;
   mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
   Scheduler scheduler_;

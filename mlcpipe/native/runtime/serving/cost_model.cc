@@ -14,6 +14,7 @@ constexpr double kPriorWeight = 0.02;  // of the default costs' ratios, against 
 constexpr double kOutlier = 0.15;      // a relative error at which a measurement counts half
 constexpr int kRounds = 4;             // of reweighting
 constexpr int64_t kEvery = 32;         // measurements between two fits, once there are as many
+constexpr int64_t kCurvesEvery = 4;    // measurements, after which the times of decode rows are computed again
 constexpr double kLate = 0.2;          // share of steps with answers and prompts that may take longer than they should
 constexpr double kMostMargin = 1.3;    // outliers shall not stop prompts
 constexpr size_t kEnough = 8;          // measurements of such steps, to say how long the longer ones take
@@ -112,7 +113,15 @@ void CostModel::Observe(const Load& load, double seconds) {
   auto& kept = measured_[size];
   if (kept.size() == kKept) kept.erase(kept.begin());
   kept.push_back({load.Features(), seconds});
+  if (!load.prefill) {
+    const double alone_s = seconds * Seconds({load.decode, 0, 0, 0}) / Seconds(load);
+    ObserveDecode(load.decode, std::max(kMinS, alone_s));
+  }
   ++count_;
+  if (count_ % kCurvesEvery == 0) {
+    curves_.expected.clear();
+    may_draft_.clear();
+  }
   if (count_ % kEvery == 0 || (count_ & (count_ - 1)) == 0) Fit();
 }
 

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace mlcpipe::serving {
@@ -21,10 +23,26 @@ struct Load {
   Costs Features() const;
 };
 
+// The latest of some measurements.
+class Samples {
+ public:
+  bool empty() const { return !size_; }
+  void clear() { size_ = 0; }
+  void Add(double value);
+  void Scale(double factor);
+  double Median() const;  // the lower one of two
+
+ private:
+  std::array<double, 5> values_{};  // the oldest first
+  size_t size_ = 0;
+};
+
 class CostModel {
  public:
   // Of a model of 0.5 GB on two cores, before the first measurement.
   static constexpr Costs kDefault = {20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6};
+
+  static constexpr double kMinS = 1e-9;  // where keys seem to take all the time
 
   explicit CostModel(const Costs& costs = kDefault, bool learns = true) : costs_(costs), prior_(costs), learns_(learns) {}
 
@@ -35,6 +53,13 @@ class CostModel {
   int64_t PromptRows(const Load& load, double step_s, int64_t depth, int64_t most) const;
   // How many decode rows cost as much as these prefill rows, at least one.
   int64_t DecodeRowsFor(int64_t prefill) const;
+  // Expected for a step of decode rows alone; the curves then cover steps of up to `most` rows.
+  double DecodeSeconds(const Load& load, int64_t most = 0);
+  // Whether up to `most` drafted tokens, if all are accepted, may be worth their rows, keys aside.
+  bool MayDraft(const Load& load, int64_t most);
+  // How many drafted tokens to check in a step of this load, of decode rows alone, to maximize tokens per second. Each adds a
+  // row, and is accepted with the probability in `gains`, the largest first. One call in some tries another number.
+  int64_t DraftRows(const Load& load, const std::vector<double>& gains);
   // A step of this load took so long.
   void Observe(const Load& load, double seconds);
 
@@ -50,8 +75,25 @@ class CostModel {
   int64_t count_ = 0;
   double margin_ = 1;  // what the longer ones of steps with answers and prompts took, of what the costs say
   std::map<SizeClass, std::vector<Measured>> measured_;
+  // Of steps without prefill, by decode rows and without keys: the latest times, and when they were measured.
+  std::map<int64_t, Samples> decode_times_;
+  std::map<int64_t, int64_t> measured_at_;
+  Samples paces_;          // of the latest steps, relative to others of as many rows
+  int64_t usual_at_ = 0;   // the last measurement of the usual pace
+  struct {
+    std::vector<double> expected, hoped;  // seconds of steps, by decode rows
+  } curves_;
+  std::map<std::pair<int64_t, int64_t>, bool> may_draft_;  // what `MayDraft` found with these curves
+  std::vector<double> tokens_, expected_, hoped_, medians_;  // by number, kept for their memory
+  int64_t choices_ = 0;
+  double loss_budget_s_ = 0, trial_share_ = 0.01;  // what trials may still lose, in seconds and of the time
+  bool on_trial_ = false;                          // whether the last choice was one
 
   void Fit();
+  void MakeCurves(size_t size);
+  void ObserveDecode(int64_t rows, double seconds);
+  bool Usual() const;
+  size_t Tried(const Load& load, size_t best);
 };
 
 }  // namespace mlcpipe::serving

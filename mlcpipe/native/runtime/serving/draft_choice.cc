@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "serving/cost_model.h"
 
@@ -13,25 +14,13 @@ constexpr int64_t kTryEvery = 4;      // choices, one of which may try a number 
 constexpr double kTrialShare = 0.01;  // of the time, that such trials may lose
 constexpr double kMinTrialShare = 0.0025, kTrialDecay = 0.7;  // its minimum, and its factor after one without success
 constexpr double kMaxLossSteps = 2;   // that one trial may lose
-constexpr size_t kSamples = 5;        // measurements of a number of decode rows; their median counts
 constexpr int64_t kFresh = 32;        // measurements, after which those of a number of rows may be stale
 constexpr int64_t kStaleAfter = 2 * kFresh;  // after which a step without drafts is tried before others
 constexpr double kPaceTolerance = 1.25;  // factor, in both directions, within which steps take what they usually take
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double MedianLow(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-void Keep(std::vector<double>* values, double value) {
-  if (values->size() == kSamples) values->erase(values->begin());
-  values->push_back(value);
-}
-
 // The step with the most tokens per second; the first, without drafts, unless `kMinSpeedup` times it.
-size_t Fastest(const std::vector<double>& tokens, const std::vector<double>& seconds) {
+size_t Fastest(const std::vector<double>& tokens, const double* seconds) {
   size_t best = 0;
   double speed = kMinSpeedup * tokens[0] / seconds[0];
   for (size_t number = 1; number < tokens.size(); ++number) {
@@ -44,6 +33,23 @@ size_t Fastest(const std::vector<double>& tokens, const std::vector<double>& sec
 
 }  // namespace
 
+void Samples::Add(double value) {
+  if (size_ == values_.size()) std::copy(values_.begin() + 1, values_.end(), values_.begin());
+  else ++size_;
+  values_[size_ - 1] = value;
+}
+
+void Samples::Scale(double factor) {
+  for (double& one : values_) one *= factor;
+}
+
+double Samples::Median() const {
+  auto values = values_;
+  const auto end = values.begin() + static_cast<std::ptrdiff_t>(size_);
+  std::sort(values.begin(), end);
+  return values[(size_ - 1) / 2];
+}
+
 double CostModel::DecodeSeconds(const Load& load, int64_t most) {
   const auto wanted = static_cast<size_t>(std::max(load.decode, most));
   if (wanted >= curves_.expected.size()) MakeCurves(wanted + 1);
@@ -54,10 +60,9 @@ bool CostModel::MayDraft(const Load& load, int64_t most) {
   DecodeSeconds(load, load.decode + most);
   const auto [found, made] = may_draft_.try_emplace({load.decode, most}, false);
   if (!made) return found->second;
-  std::vector<double> tokens;
-  for (int64_t rows = load.decode; rows <= load.decode + most; ++rows) tokens.push_back(static_cast<double>(rows));
-  const auto begin = curves_.hoped.begin() + load.decode;
-  return found->second = Fastest(tokens, {begin, begin + most + 1}) > 0;
+  tokens_.clear();
+  for (int64_t rows = load.decode; rows <= load.decode + most; ++rows) tokens_.push_back(static_cast<double>(rows));
+  return found->second = Fastest(tokens_, curves_.hoped.data() + load.decode) > 0;
 }
 
 int64_t CostModel::DraftRows(const Load& load, const std::vector<double>& gains) {
@@ -65,24 +70,26 @@ int64_t CostModel::DraftRows(const Load& load, const std::vector<double>& gains)
   DecodeSeconds(load, load.decode + static_cast<int64_t>(gains.size()));
   const double answers = static_cast<double>(load.decode);
   const double key_s = costs_[4] * static_cast<double>(load.decode_keys) / answers;
-  std::vector<double> tokens{answers}, expected, hoped;
-  for (const double gain : gains) tokens.push_back(tokens.back() + gain);
+  tokens_.assign(1, answers);
+  expected_.clear();
+  hoped_.clear();
+  for (const double gain : gains) tokens_.push_back(tokens_.back() + gain);
   for (size_t number = 0; number < numbers; ++number) {
     const double keys = (answers + static_cast<double>(number)) * key_s;
-    expected.push_back(curves_.expected[first + number] + keys);
-    hoped.push_back(curves_.hoped[first + number] + keys);
+    expected_.push_back(curves_.expected[first + number] + keys);
+    hoped_.push_back(curves_.hoped[first + number] + keys);
   }
-  const size_t best = Fastest(tokens, expected);
+  const size_t best = Fastest(tokens_, expected_.data());
   if (best) trial_share_ = kTrialShare;
   else if (on_trial_) trial_share_ = std::max(kMinTrialShare, kTrialDecay * trial_share_);
   on_trial_ = false;
   if (++choices_ % kTryEvery || !Usual()) return static_cast<int64_t>(best);
-  return static_cast<int64_t>(Tried(load, best, tokens, expected, hoped));
+  return static_cast<int64_t>(Tried(load, best));
 }
 
 // A number that may be better than the best, the most promising one, if trying it cannot lose much; else the best.
-size_t CostModel::Tried(const Load& load, size_t best, const std::vector<double>& tokens,
-                        const std::vector<double>& expected, const std::vector<double>& hoped) {
+size_t CostModel::Tried(const Load& load, size_t best) {
+  const auto &tokens = tokens_, &expected = expected_, &hoped = hoped_;
   const double speed = tokens[best] / expected[best], better = best ? speed : kMinSpeedup * speed;
   loss_budget_s_ = std::min(loss_budget_s_ + kTryEvery * trial_share_ * expected[best], kMaxLossSteps * expected[best]);
   const auto measured = measured_at_.find(load.decode);
@@ -105,40 +112,43 @@ size_t CostModel::Tried(const Load& load, size_t best, const std::vector<double>
 // missing. If it was not measured lately, the best that may be hoped for is the time of a smaller number, as in one block, and
 // at most the rows per second of the best larger number.
 void CostModel::MakeCurves(size_t size) {
-  std::map<size_t, double> medians;
-  for (const auto& [rows, times] : decode_times_) {
-    if (static_cast<size_t>(rows) < size) medians[static_cast<size_t>(rows)] = MedianLow(times);
-  }
+  medians_.assign(size, 0);  // 0 where none was measured
+  bool scaled = false, any = false;
   const auto cost = [this](size_t rows) { return std::max(costs_[0] + static_cast<double>(rows) * costs_[1], kMinS); };
-  double scale = medians.empty() ? 1 : medians.begin()->second / cost(medians.begin()->first);
-  std::vector<double> expected(size);
-  for (size_t rows = 0; rows < size; ++rows) {
-    if (const auto found = medians.find(rows); found != medians.end()) scale = found->second / cost(rows);
-    expected[rows] = scale * cost(rows);
-  }
-  for (auto larger = medians.begin(); larger != medians.end(); ++larger) {
-    if (larger == medians.begin()) continue;
-    const auto smaller = std::prev(larger);
-    const double row_s = (larger->second - smaller->second) / static_cast<double>(larger->first - smaller->first);
-    for (size_t rows = smaller->first + 1; rows < larger->first; ++rows) {
-      expected[rows] = smaller->second + static_cast<double>(rows - smaller->first) * row_s;
-    }
-  }
-  std::vector<double> hoped = expected;
-  const auto fresh = [&](size_t rows) {
-    return medians.count(rows) && count_ - measured_at_.at(static_cast<int64_t>(rows)) < kFresh;
+  const auto fresh = [this](size_t rows) {
+    return medians_[rows] > 0 && count_ - measured_at_.at(static_cast<int64_t>(rows)) < kFresh;
   };
-  const bool any = std::any_of(medians.begin(), medians.end(), [&](const auto& one) { return fresh(one.first); });
+  double scale = 1;
+  for (const auto& [rows, times] : decode_times_) {
+    const auto at = static_cast<size_t>(rows);
+    if (at >= size || times.empty()) continue;
+    medians_[at] = times.Median();
+    if (!std::exchange(scaled, true)) scale = medians_[at] / cost(at);
+    any = any || fresh(at);
+  }
+  std::vector<double>&expected = curves_.expected, &hoped = curves_.hoped;
+  expected.resize(size);
+  size_t smaller = size;
+  for (size_t rows = 0; rows < size; ++rows) {
+    if (medians_[rows] > 0) scale = medians_[rows] / cost(rows);
+    expected[rows] = scale * cost(rows);
+    if (medians_[rows] <= 0) continue;
+    for (size_t at = smaller + 1; at < rows; ++at) {  // none before the first that was measured
+      const double row_s = (medians_[rows] - medians_[smaller]) / static_cast<double>(rows - smaller);
+      expected[at] = medians_[smaller] + static_cast<double>(at - smaller) * row_s;
+    }
+    smaller = rows;
+  }
+  hoped = expected;
   double row_s = kInfinity, least = 0;
   for (size_t rows = any ? size : 0; rows-- > 0;) {
-    if (fresh(rows)) row_s = std::min(row_s, medians[rows] / static_cast<double>(rows));
+    if (fresh(rows)) row_s = std::min(row_s, medians_[rows] / static_cast<double>(rows));
     hoped[rows] = row_s < kInfinity ? row_s * static_cast<double>(rows) : 0;
   }
   for (size_t rows = 0; any && rows < size; ++rows) {
-    if (fresh(rows)) least = medians[rows];
+    if (fresh(rows)) least = medians_[rows];
     hoped[rows] = std::min(expected[rows], std::max(least, hoped[rows]));
   }
-  curves_ = {std::move(expected), std::move(hoped)};
 }
 
 // While steps of all sizes take longer or shorter than they did, the stored times stay, so that times of two sizes are never
@@ -146,20 +156,18 @@ void CostModel::MakeCurves(size_t size) {
 void CostModel::ObserveDecode(int64_t rows, double seconds) {
   const auto measured = measured_at_.find(rows);
   const bool lately = measured != measured_at_.end() && count_ - measured->second < kFresh;
-  if (decode_times_.count(rows) && (lately || !Usual())) {
-    Keep(&paces_, seconds / MedianLow(decode_times_[rows]));
+  Samples& times = decode_times_[rows];
+  if (!times.empty() && (lately || !Usual())) {
+    paces_.Add(seconds / times.Median());
     measured_at_[rows] = count_;
   }
   if (Usual()) {
-    std::vector<double>& times = decode_times_[rows];
     if (!lately) times.clear();
-    Keep(&times, seconds);
+    times.Add(seconds);
     measured_at_[rows] = usual_at_ = count_;
   } else if (count_ - usual_at_ >= kFresh) {
-    const double pace = MedianLow(paces_);
-    for (auto& [size, times] : decode_times_) {
-      for (double& one : times) one *= pace;
-    }
+    const double pace = paces_.Median();
+    for (auto& [size, one] : decode_times_) one.Scale(pace);
     paces_.clear();
   }
 }
@@ -167,7 +175,7 @@ void CostModel::ObserveDecode(int64_t rows, double seconds) {
 // Whether the latest steps took about as long as earlier ones of as many rows.
 bool CostModel::Usual() const {
   if (paces_.empty()) return true;
-  const double pace = MedianLow(paces_);
+  const double pace = paces_.Median();
   return 1 / kPaceTolerance < pace && pace < kPaceTolerance;
 }
 

@@ -12,9 +12,6 @@ constexpr double kLittle = 0.01;    // of a step
 constexpr int64_t kFirstLooks = 64;  // before they can be said not to pay
 constexpr int64_t kSeldom = 16;      // steps, one of which looks even where that does not pay
 constexpr double kStepOfSearch = 0.03;  // how far one step moves the estimates of what looking costs and saves
-constexpr uint32_t kNoToken = 0xFFFFFFFF;
-
-uint64_t PairOf(uint32_t before, int32_t token) { return uint64_t{before} << 32 | static_cast<uint32_t>(token); }
 
 }  // namespace
 
@@ -31,13 +28,33 @@ void Search::Learn(double spent, double saved, double step) {
   steps_ += kStepOfSearch * (step - steps_);
 }
 
+Lookup::Lookup(int64_t most, const std::set<int32_t>& stops) : stops_(stops) {
+  rates_.fill(kFirstRate);
+  text_.reserve(static_cast<size_t>(most));
+  earlier_.reserve(static_cast<size_t>(most) + 1);
+  earlier_.push_back(0);
+  size_t places = 4;
+  while (places < 2 * static_cast<size_t>(most)) places *= 2;
+  latest_.resize(places);
+}
+
+// The place of a pair, which is free where it has not occurred. A pair ends at the number of tokens up to it.
+uint32_t& Lookup::LatestOf(int32_t before, int32_t token) {
+  const uint64_t pair = uint64_t{static_cast<uint32_t>(before)} << 32 | static_cast<uint32_t>(token);
+  const uint64_t mixed = pair * 0x9E3779B97F4A7C15ULL;
+  for (size_t at = static_cast<size_t>(mixed >> 32);; ++at) {
+    uint32_t& place = latest_[at & (latest_.size() - 1)];
+    if (!place || (text_[place - 2] == before && text_[place - 1] == token)) return place;
+  }
+}
+
 Draft Lookup::Propose(const std::vector<int32_t>& tokens) {
   const int32_t *const came = tokens.data() + text_.size(), *const end = tokens.data() + tokens.size();
   Learn(came, end);
   Extend(came, end);
   const auto [match, at] = Find();
   match_ = match;
-  guess_.clear();
+  guess_ = {};
   for (size_t next = at; match && next < text_.size() && next < at + kMostDrafted; ++next) {
     if (stops_.count(text_[next])) break;
     guess_.push_back(text_[next]);
@@ -56,11 +73,14 @@ void Lookup::Learn(const int32_t* begin, const int32_t* end) {
 
 void Lookup::Extend(const int32_t* begin, const int32_t* end) {
   for (; begin != end; ++begin) {
-    const uint64_t pair = PairOf(text_.empty() ? kNoToken : static_cast<uint32_t>(text_.back()), *begin);
     text_.push_back(*begin);
-    size_t& latest = latest_[pair];
+    if (text_.size() == 1) {
+      earlier_.push_back(0);
+      continue;
+    }
+    uint32_t& latest = LatestOf(text_[text_.size() - 2], *begin);
     earlier_.push_back(latest);
-    latest = text_.size();
+    latest = static_cast<uint32_t>(text_.size());
   }
 }
 
@@ -69,7 +89,7 @@ std::pair<size_t, size_t> Lookup::Find() const {
   std::pair<size_t, size_t> best{0, 0};
   const size_t size = text_.size(), most = std::min(kMostMatch, size);
   if (most < kLeastMatch) return best;
-  size_t at = earlier_[latest_.at(PairOf(static_cast<uint32_t>(text_[size - 2]), text_[size - 1]))];
+  size_t at = earlier_[size];
   for (int candidate = 0; candidate < kCandidates && at; ++candidate, at = earlier_[at]) {
     size_t match = kLeastMatch;
     while (match < most && match < at && text_[at - match - 1] == text_[size - match - 1]) ++match;

@@ -3,11 +3,11 @@
 #ifndef MLCPIPE_RUNTIME_SERVING_DRAFTING_H_
 #define MLCPIPE_RUNTIME_SERVING_DRAFTING_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <set>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -15,9 +15,25 @@ namespace mlcpipe::serving {
 
 constexpr int64_t kMostDrafted = 15;  // tokens of all drafts of a step
 
+// The tokens of a step: a draft, or what was drawn after the last token and after each of its draft. Takes no memory of its own.
+class FewTokens {
+ public:
+  const int32_t* begin() const { return tokens_.data(); }
+  const int32_t* end() const { return begin() + size_; }
+  size_t size() const { return size_; }
+  bool empty() const { return !size_; }
+  int32_t operator[](size_t at) const { return tokens_[at]; }
+  void push_back(int32_t token) { tokens_[size_++] = token; }
+  void Cut(int64_t most) { size_ = std::min(size_, static_cast<size_t>(std::max<int64_t>(0, most))); }
+
+ private:
+  std::array<int32_t, kMostDrafted + 1> tokens_{};
+  size_t size_ = 0;
+};
+
 // Tokens that may come next. Each is right with probability `rate` if those before it are.
 struct Draft {
-  std::vector<int32_t> tokens;
+  FewTokens tokens;
   double rate = 0;
 };
 
@@ -38,8 +54,8 @@ class Search {
 // Saxena 2023). How often a match of a length was right is learned from every token, drafted or not.
 class Lookup {
  public:
-  // A draft goes up to one of `stops`.
-  explicit Lookup(const std::set<int32_t>& stops) : stops_(stops) { rates_.fill(kFirstRate); }
+  // Of at most so many tokens. A draft goes up to one of `stops`.
+  Lookup(int64_t most, const std::set<int32_t>& stops);
 
   // What may follow these tokens, prompt and answer; they only grow from call to call.
   Draft Propose(const std::vector<int32_t>& tokens);
@@ -49,12 +65,14 @@ class Lookup {
   static constexpr size_t kMostMatch = 8;  // tokens in common: a ninth says no more
 
   const std::set<int32_t> stops_;
-  std::vector<int32_t> text_, guess_;
-  std::unordered_map<uint64_t, size_t> latest_;  // where a pair of tokens ended last
-  std::vector<size_t> earlier_{0};  // for each end of a pair, where the same pair ended before; 0 is nowhere
+  std::vector<int32_t> text_;
+  FewTokens guess_;
+  std::vector<uint32_t> latest_;   // where a pair of tokens ended last: open addressing, 0 is a free place
+  std::vector<uint32_t> earlier_;  // for each end of a pair, where the same pair ended before; 0 is nowhere
   std::array<double, kMostMatch + 1> rates_;  // by the length of a match
   size_t match_ = 0;
 
+  uint32_t& LatestOf(int32_t before, int32_t token);
   void Learn(const int32_t* begin, const int32_t* end);
   void Extend(const int32_t* begin, const int32_t* end);
   std::pair<size_t, size_t> Find() const;

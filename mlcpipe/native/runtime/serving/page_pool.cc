@@ -16,6 +16,9 @@ bool PagePool::Reserve(Sequence* sequence, int64_t rows) {
   if (has_slots() && sequence->next_slot == kNoUnit) {
     sequence->next_slot = HasNextSlot(*sequence) ? sequence->slot : units.back().New();
   }
+  while (has_slots() && sequence->row_slots.size() < sequence->draft.size()) {
+    sequence->row_slots.push_back(units.back().New());
+  }
   for (size_t group = 0; group < groups.size(); ++group) {
     auto& table = sequence->tables[group];
     if (SharesEnd(group, *sequence)) {
@@ -29,16 +32,28 @@ bool PagePool::Reserve(Sequence* sequence, int64_t rows) {
   return true;
 }
 
-void PagePool::Advance(Sequence* sequence, int64_t rows) {
+void PagePool::Advance(Sequence* sequence, int64_t rows, size_t of_draft, size_t drafted) {
   sequence->computed += rows;
-  if (sequence->next_slot == kNoUnit) return;
-  const int32_t before = std::exchange(sequence->slot, std::exchange(sequence->next_slot, kNoUnit));
-  if (before != kNoUnit && before != sequence->slot) Drop(groups.size(), before);
+  const int32_t last = std::exchange(sequence->next_slot, kNoUnit);
+  if (last == kNoUnit) return;
+  const int32_t read = std::exchange(sequence->slot, of_draft < drafted ? sequence->row_slots[of_draft] : last);
+  DropSlots(sequence, {read, last});
 }
 
 void PagePool::Repeat(Sequence* sequence) {
-  const int32_t next = std::exchange(sequence->next_slot, kNoUnit);
-  if (next != kNoUnit && next != sequence->slot) Drop(groups.size(), next);
+  DropSlots(sequence, {std::exchange(sequence->next_slot, kNoUnit)});
+}
+
+// Of these slots and those after rows only that of the sequence is used from now on.
+void PagePool::DropSlots(Sequence* sequence, std::initializer_list<int32_t> slots) {
+  std::vector<int32_t>& all = sequence->row_slots;
+  all.insert(all.end(), slots);
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  for (const int32_t slot : all) {
+    if (slot != kNoUnit && slot != sequence->slot) Drop(groups.size(), slot);
+  }
+  all.clear();
 }
 
 std::vector<int64_t> PagePool::Missing(const Sequence& sequence, int64_t rows) const {
@@ -48,7 +63,10 @@ std::vector<int64_t> PagePool::Missing(const Sequence& sequence, int64_t rows) c
 }
 
 int64_t PagePool::MissingOf(size_t kind, const Sequence& sequence, int64_t rows) const {
-  if (kind == groups.size()) return !HasNextSlot(sequence) - units[kind].free();
+  if (kind == groups.size()) {
+    const auto drafts = static_cast<int64_t>(sequence.draft.size()) - static_cast<int64_t>(sequence.row_slots.size());
+    return !HasNextSlot(sequence) + std::max<int64_t>(0, drafts) - units[kind].free();
+  }
   const int64_t has = static_cast<int64_t>(sequence.tables[kind].size());
   const int64_t wanted = std::max<int64_t>(0, PagesOf(sequence.computed + rows) - has);
   return wanted + SharesEnd(kind, sequence) - units[kind].free();
@@ -117,10 +135,8 @@ void PagePool::Slide(Sequence* sequence, int64_t tokens) {
 void PagePool::Release(Sequence* sequence) {
   Truncate(sequence, 0);
   std::fill(sequence->kept_from.begin(), sequence->kept_from.end(), 0);
-  for (const int32_t slot : {sequence->slot, sequence->next_slot == sequence->slot ? kNoUnit : sequence->next_slot}) {
-    if (slot != kNoUnit) Drop(groups.size(), slot);
-  }
-  sequence->slot = sequence->next_slot = kNoUnit;
+  Repeat(sequence);
+  if (sequence->slot != kNoUnit) Drop(groups.size(), std::exchange(sequence->slot, kNoUnit));
   sequence->checkpoint.reset();
   sequence->shared = 0;
   sequence->node = nullptr;

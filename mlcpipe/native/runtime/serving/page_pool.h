@@ -14,7 +14,8 @@ struct PageGroup {
 };
 
 // A sequence has the states after its computed tokens in `slot`; a step reads that one and writes `next_slot`. That is another
-// one where others use the slot too, or the tree holds it: so forks and checkpoints copy nothing.
+// one where others use the slot too, or the tree holds it: so forks and checkpoints copy nothing. Where a draft is checked the
+// step writes `row_slots` too, the states after each row: that of the last accepted one is kept.
 class PagePool {
  public:
   PagePool(std::vector<PageGroup> groups, int64_t slots);
@@ -22,14 +23,16 @@ class PagePool {
   // Gives pages for so many more tokens, each to be written by this sequence alone, and a slot for the states after them;
   // false, and no change, if not free. A page that others use too is replaced by a copy.
   bool Reserve(Sequence* sequence, int64_t rows);
-  // A step has computed so many more tokens of the sequence.
-  void Advance(Sequence* sequence, int64_t rows);
+  // A step has computed so many more tokens of the sequence, `of_draft` of them of `drafted`.
+  void Advance(Sequence* sequence, int64_t rows, size_t of_draft = 0, size_t drafted = 0);
   // A step has failed; `Request::redraws` kept the states before it.
   void Repeat(Sequence* sequence);
   // By kind of unit, how many `Reserve` would need beyond the free ones; negative where some would be left.
   std::vector<int64_t> Missing(const Sequence& sequence, int64_t rows) const;
   // The copies that reservations since the last call need before anything is written.
   std::vector<PageCopy> TakeCopies();
+  // Units of a kind that are free, or would be if the tree gave up the idle ones.
+  int64_t available(size_t kind) const { return units[kind].available(); }
   // `child` starts with what `parent` has computed, and its tokens are those of the parent up to there.
   void Fork(const Sequence& parent, Sequence* child);
   // Keeps the pages of the first so many tokens; what follows in the last one is written again.
@@ -51,6 +54,7 @@ class PagePool {
 
   bool SharesEnd(size_t group, const Sequence& sequence) const;
   bool HasNextSlot(const Sequence& sequence) const;
+  void DropSlots(Sequence* sequence, std::initializer_list<int32_t> slots);
   int64_t MissingOf(size_t kind, const Sequence& sequence, int64_t rows) const;
 };
 

@@ -1,5 +1,7 @@
 #include "serving/scheduler.h"
 
+#include <chrono>
+
 #include "error.h"
 
 namespace mlcpipe::serving {
@@ -66,6 +68,7 @@ SequencePointer Scheduler::Submit(Request request) {
   }
   auto sequence = std::make_shared<Sequence>(next_id_++, std::move(request), pool_.groups.size());
   sequence->tokens.reserve(static_cast<size_t>(most));
+  if (sequence->request.drafts) sequence->lookup.emplace(most, sequence->request.stop_ids);
   for (auto& table : sequence->tables) table.reserve(static_cast<size_t>(PagesOf(most)));
   admission_.Move(sequence, State::kWaiting);
   if (const auto deadline_s = sequence->request.deadline_s) deadlines_[{*deadline_s, sequence->id}] = sequence;
@@ -91,7 +94,7 @@ std::vector<Event> Scheduler::Expire(double now) {
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
     const SequencePointer sequence = deadlines_.begin()->second;
     Cancel(sequence, End::kTimeout);
-    events.push_back({sequence, std::nullopt, End::kTimeout});
+    events.push_back({sequence, {}, End::kTimeout});
   }
   return events;
 }
@@ -102,6 +105,12 @@ const Step* Scheduler::Plan(double now) {
   step_.prefill.clear();
   step_.planned = planned_ = now;
   admission_.forking = 0;
+  searched_s_ = 0;
+  if (searches_) {
+    using Clock = std::chrono::steady_clock;
+    const auto began = Clock::now();
+    if (DraftAnswers()) searched_s_ = std::chrono::duration<double>(Clock::now() - began).count();
+  }
   PlanAnswers();
   PlanPrompts(now);
   head_rows_ = prefill_rows_ = 0;
@@ -113,12 +122,81 @@ const Step* Scheduler::Plan(double now) {
   return step_.decode.empty() && step_.prefill.empty() ? nullptr : &step_;
 }
 
-// A row of each running sequence.
+// Drafts for running sequences where the expected gain pays for the extra rows. Returns whether any was looked for.
+bool Scheduler::DraftAnswers() {
+  const Ordered& running = admission_.running;
+  const auto answers = static_cast<int64_t>(running.size());
+  const int64_t room = std::min(kMostDrafted, limits.decode_rows - answers);
+  const auto drafts_itself = [](const SequencePointer& one) { return one->lookup.has_value(); };
+  if (room <= 0 || std::none_of(running.begin(), running.end(), drafts_itself)) return false;
+  Load load;
+  load.decode = answers;
+  for (const SequencePointer& one : running) load.decode_keys += one->length();
+  if (!cost_.MayDraft(load, room)) return false;
+  drafts_.clear();
+  for (const SequencePointer& one : running) {
+    Draft& draft = drafts_.emplace_back();
+    if (!one->lookup) continue;
+    draft = one->lookup->Propose(one->tokens);
+    const int64_t left = std::min(one->request.max_tokens - one->answer(), limits.context - one->length()) - 1;
+    draft.tokens.Cut(left);
+  }
+  KeepDrafts(load, room);
+  return true;
+}
+
+// Gives each running sequence as many tokens of its draft as pay, the most probable ones of all first.
+void Scheduler::KeepDrafts(const Load& load, int64_t room) {
+  gains_.clear();
+  owners_.clear();
+  counts_.assign(drafts_.size(), 0);
+  next_gains_.clear();  // of the next token of each draft
+  for (const Draft& one : drafts_) next_gains_.push_back(one.tokens.empty() ? 0 : one.rate);
+  while (static_cast<int64_t>(gains_.size()) < room) {
+    const auto best = std::max_element(next_gains_.begin(), next_gains_.end());
+    if (*best <= 0) break;
+    const auto index = static_cast<size_t>(best - next_gains_.begin());
+    gains_.push_back(*best);
+    owners_.push_back(index);
+    *best = ++counts_[index] < drafts_[index].tokens.size() ? *best * drafts_[index].rate : 0;
+  }
+  owners_.resize(static_cast<size_t>(cost_.DraftRows(load, gains_)));
+  for (const size_t index : owners_) {
+    FewTokens& draft = admission_.running[index]->draft;
+    draft.push_back(drafts_[index].tokens[draft.size()]);
+  }
+}
+
+// Slots beyond those that answers, prompts and a request that waits need.
+int64_t Scheduler::SlotsForDrafts() const {
+  const auto answers = static_cast<int64_t>(admission_.running.size());
+  const auto prompts = static_cast<int64_t>(admission_.prefilling.size());
+  const int64_t needed = answers + 2 * prompts + (admission_.waiting_count() ? answers + 2 : 0);
+  return std::max<int64_t>(0, pool_.units.back().available() - needed);
+}
+
+// A row of each running sequence, and its draft.
 void Scheduler::PlanAnswers() {
   answering_ = admission_.running;
+  const auto limit = limits.recompute_above;
+  int64_t room = pool_.has_slots() ? SlotsForDrafts() : 0;
   for (const SequencePointer& sequence : answering_) {
-    while (sequence->state == State::kRunning && !tree_.Reserve(sequence.get(), 1)) admission_.PreemptFor(*sequence);
-    if (sequence->state == State::kRunning) step_.decode.push_back({sequence, 1, true});
+    FewTokens& draft = sequence->draft;
+    if (pool_.has_slots()) {
+      // A state at the end of a page may become a checkpoint: no draft goes beyond.
+      const int64_t border = kPage - 1 - sequence->computed % kPage;
+      draft.Cut(std::min(room, border));
+      room -= static_cast<int64_t>(draft.size());
+    }
+    const int64_t length = sequence->length() + static_cast<int64_t>(draft.size());
+    if (limit && length > *limit && *limit >= sequence->decode_from) draft = {};  // its rows would have other frequencies
+    while (sequence->state == State::kRunning &&
+           !tree_.Reserve(sequence.get(), 1 + static_cast<int64_t>(draft.size()))) {
+      if (draft.empty()) admission_.PreemptFor(*sequence);
+      else draft = {};
+    }
+    const int64_t rows = 1 + static_cast<int64_t>(draft.size());
+    if (sequence->state == State::kRunning) step_.decode.push_back({sequence, rows, rows});
   }
 }
 
@@ -206,7 +284,7 @@ int64_t Scheduler::PlanPrefill(const SequencePointer& sequence, int64_t rows) {
 // Rows of an answer that was preempted. Returns how many.
 int64_t Scheduler::PlanDecode(const SequencePointer& sequence, int64_t rows) {
   const int64_t count = ReserveSome(sequence.get(), std::min(sequence->left(), std::max<int64_t>(0, rows)));
-  if (count) step_.decode.push_back({sequence, count, count == sequence->left()});
+  if (count) step_.decode.push_back({sequence, count, count == sequence->left() ? 1 : 0});
   return count;
 }
 
@@ -230,41 +308,77 @@ void Scheduler::Unplan(const Sequence& sequence) {
 }
 
 const std::vector<Event>& Scheduler::Settle(const Step& step, const std::vector<int32_t>& drawn, double now) {
-  cost_.Observe(step.load(), now - step.planned);
+  const Load load = step.load();
+  cost_.Observe(load, now - step.planned);
   events_.clear();
   size_t at = 0;
   for (const DecodeRows& one : step.decode) {
-    const std::optional<int32_t> token = one.draws ? std::make_optional(drawn[at++]) : std::nullopt;
-    if (one.sequence->state == State::kEnded) continue;
-    pool_.Advance(one.sequence.get(), one.rows);
-    Got(one.sequence, token);
+    if (one.sequence->state != State::kEnded) GotAnswer(one, drawn.data() + at);
+    at += static_cast<size_t>(one.logits);
   }
+  if (searched_s_ > 0 && !step.decode.empty() && step.prefill.empty()) LearnOfSearch(load, step, now - step.planned);
+  searches_ = search_.Pays();
   for (const PrefillRows& one : step.prefill) {
     const size_t first = at;
     at += one.drawing.size();
     if (one.sequence->state == State::kEnded) continue;
     pool_.Advance(one.sequence.get(), one.rows);
-    if (one.drawing.empty()) Got(one.sequence, std::nullopt);
+    if (one.drawing.empty()) Got(one.sequence, {});
     std::vector<bool> started;
     for (const SequencePointer& each : one.drawing) {
       started.push_back(each == one.sequence || admission_.Fork(*one.sequence, each));
     }
     for (size_t i = 0; i < one.drawing.size(); ++i) {
-      if (started[i]) Got(one.drawing[i], drawn[first + i]);
+      if (!started[i]) continue;
+      one.drawing[i]->Push(drawn[first + i], limits.context);
+      FewTokens token;
+      token.push_back(drawn[first + i]);
+      Got(one.drawing[i], token);
     }
   }
   return events_;
 }
 
-// The sequence was computed further.
-void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> token) {
-  if (token) sequence->Push(*token, limits.context);
+void Scheduler::GotAnswer(const DecodeRows& rows, const int32_t* drawn) {
+  Sequence* const sequence = rows.sequence.get();
+  const FewTokens draft = std::exchange(sequence->draft, {});
+  const auto drafted = static_cast<int64_t>(draft.size());
+  int64_t standing = 0;  // drafted tokens that were drawn
+  while (standing < drafted && draft[static_cast<size_t>(standing)] == drawn[standing]) ++standing;
+  sequence->drafted += drafted;
+  sequence->accepted += standing;
+  FewTokens kept;  // up to one that ends the answer
+  for (int64_t at = 0; rows.logits && at <= standing && !sequence->end; ++at) {
+    sequence->Push(drawn[at], limits.context);
+    kept.push_back(drawn[at]);
+  }
+  const size_t of_draft = kept.empty() ? 0 : kept.size() - 1;
+  pool_.Advance(sequence, rows.rows - drafted + static_cast<int64_t>(of_draft), of_draft, draft.size());
+  Got(rows.sequence, kept);
+  if (!draft.empty()) pool_.Truncate(sequence, sequence->computed);
+}
+
+// How long looking for drafts took, and what its drafts saved of the step.
+void Scheduler::LearnOfSearch(const Load& load, const Step& step, double elapsed) {
+  const auto answers = static_cast<int64_t>(step.decode.size());
+  double saved = 0;
+  if (load.decode > answers) {
+    size_t tokens = 0;
+    for (const Event& event : events_) tokens += event.tokens.size();
+    const double alone = cost_.DecodeSeconds({answers, load.decode_keys * answers / load.decode, 0, 0});
+    saved = alone * static_cast<double>(tokens) / static_cast<double>(answers) - (elapsed - searched_s_);
+  }
+  search_.Learn(searched_s_, saved, elapsed);
+}
+
+// The sequence was computed further, and has these new tokens.
+void Scheduler::Got(const SequencePointer& sequence, const FewTokens& tokens) {
   if (sequence->computed / kPage > sequence->shared) {
     tree_.Add(sequence.get());
     tree_.LeaveCheckpoint(sequence.get());
   }
   pool_.Slide(sequence.get(), sequence->computed);
-  if (token) events_.push_back({sequence, token, sequence->end});
+  if (!tokens.empty()) events_.push_back({sequence, tokens, sequence->end});
   if (sequence->end) {
     Finish(sequence);
   } else if (Crossed(*sequence)) {

@@ -19,7 +19,8 @@ struct Step {
 
 // Call `Expire`, `Plan`, compute the step, `Settle`, again and again. Each running answer has a row in every step; prompts
 // fill the time that is left. A prompt gets its pages when it is admitted; when answers need more pages than there are, the
-// newest sequence of the lowest class is preempted. Times are seconds on the caller's clock, that of `Request::arrival`.
+// newest sequence of the lowest class is preempted. Times are seconds on the caller's clock, that of `Request::arrival`; only
+// the search for drafts is measured with one of its own.
 class Scheduler {
  public:
   Scheduler(std::vector<PageGroup> groups, int64_t slots, const Limits& limits, std::optional<int64_t> rope_above,
@@ -54,11 +55,20 @@ class Scheduler {
   int64_t head_rows_ = 0, prefill_rows_ = 0;
   double planned_ = 0;
   Step step_;  // the one being planned
-  // Kept for their memory: a step of answers alone allocates none.
+  Search search_;
+  bool searches_ = true;  // for drafts, in the next step
+  double searched_s_ = 0;
+  std::vector<Draft> drafts_;  // of the running sequences, kept for its memory as what follows
+  std::vector<double> gains_, next_gains_;
+  std::vector<size_t> owners_, counts_;
+  // Kept for their memory: a step of answers alone allocates little.
   Ordered answering_;
   std::vector<Event> events_;
 
   void AgeHead(double now);
+  bool DraftAnswers();
+  void KeepDrafts(const Load& load, int64_t room);
+  int64_t SlotsForDrafts() const;
   void PlanAnswers();
   void PlanPrompts(double now);
   Ordered Sorted(double now) const;
@@ -67,7 +77,10 @@ class Scheduler {
   int64_t PlanDecode(const SequencePointer& sequence, int64_t rows);
   int64_t ReserveSome(Sequence* sequence, int64_t rows);
   void Unplan(const Sequence& sequence);
-  void Got(const SequencePointer& sequence, std::optional<int32_t> token);
+  // The tokens that were drawn of a sequence's rows, the ones that stand first, as far as they stand.
+  void GotAnswer(const DecodeRows& rows, const int32_t* drawn);
+  void LearnOfSearch(const Load& load, const Step& step, double elapsed);
+  void Got(const SequencePointer& sequence, const FewTokens& tokens);
   void Finish(const SequencePointer& sequence);
   bool Crossed(const Sequence& sequence) const;
 };

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "page.h"
+#include "serving/drafting.h"
 
 namespace mlcpipe::serving {
 
@@ -30,6 +31,7 @@ struct Request {
   bool keep = false;           // the pages of the prompt stay when the answer has ended
   bool deterministic = false;  // takes only pages that were computed with the arithmetic that it would use
   bool redraws = false;        // its rows may be computed again: the slot before them stays
+  bool drafts = false;         // tokens that are looked up in its texts are checked several at a time, where that pays
 };
 
 // kWaiting has no pages. kPrefilling has tokens to compute before its next one is drawn, kRunning only its last.
@@ -59,7 +61,8 @@ struct CacheMiss {
 struct Sequence {
   Sequence(int64_t id, Request request, size_t groups)
       : id(id), request(std::move(request)), tokens(this->request.tokens), decode_from(length()), tables(groups),
-        kept_from(groups) {}
+        kept_from(groups) {
+  }
 
   const int64_t id;
   const Request request;
@@ -71,7 +74,11 @@ struct Sequence {
   State state = State::kWaiting;
   int64_t computed = 0;       // tokens whose states are there
   int32_t slot = kNoUnit;       // where the states after them are; before the first, and in models without slots: none
-  int32_t next_slot = kNoUnit;  // where the running step writes them
+  int32_t next_slot = kNoUnit;  // where the running step writes them,
+  std::vector<int32_t> row_slots;  // and those after each row of a draft but the last
+  std::optional<Lookup> lookup;
+  FewTokens draft;  // proposed tokens after the last one
+  int64_t drafted = 0, accepted = 0;  // tokens of drafts that were checked, and of them those that stood
   std::optional<LeftSlot> checkpoint;  // the last one that this sequence left in the prefix tree
   Node* node = nullptr;  // the deepest of the prefix tree that this sequence uses,
   int64_t shared = 0;    // and how deep it is
@@ -106,12 +113,11 @@ struct Sequence {
   }
 };
 
-// Rows with decode's arithmetic: the last sampled token, or tokens of an answer that is recomputed. They follow the computed
-// tokens. The last row has logits, or none.
+// Rows with decode's arithmetic: the last sampled token and the sequence's draft, or tokens of an answer that is recomputed.
+// They follow the computed tokens. The last `logits` of them have logits.
 struct DecodeRows {
   SequencePointer sequence;
-  int64_t rows;
-  bool draws;
+  int64_t rows, logits;
 };
 
 // Rows with prefill's arithmetic, from `begin` on. Where the prompt ends, a token is sampled from the last row for each of
@@ -128,10 +134,10 @@ struct PageCopy {
   size_t group;
 };
 
-// A token that a sequence got, or why it ended, or both.
+// Tokens that a sequence got, or why it ended, or both.
 struct Event {
   SequencePointer sequence;
-  std::optional<int32_t> token;
+  FewTokens tokens;
   std::optional<End> end;
 };
 

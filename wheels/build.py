@@ -2,12 +2,12 @@
 
 Each brings the Vulkan plugin and the threads of parallel loops, so that a machine needs no compiler. PyPI's ziglang
 compiles them for every machine, with the libraries of TVM's own wheel: glibc 2.27, and libstdc++, whose exceptions pass
-between TVM and the plugin; its headers are Debian's (g++, libstdc++-12-dev-arm64-cross), as are Vulkan's
+between TVM and the plugin; its headers are Debian's (g++, g++-aarch64-linux-gnu), as are Vulkan's
 (libvulkan-dev). Both only declare what TVM's and the system's libraries define.
 
 There are no such wheels for macOS and Windows. There the pure one has all that could be compiled ahead: on macOS TVM's
 Metal runtime takes the plugin's place, on Windows TVM's threads take the pool's, and TVM's libraries have Microsoft's
-C++ ABI, which ziglang has no headers for.
+C++ ABI, which ziglang has no headers for. There pip installs ziglang, which links models.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Machine:
                 return [newest, found]
         for newest in sorted(cross.joinpath("c++").glob("*"), reverse=True):
             return [newest, newest / triple]
-        raise SystemExit(f"no libstdc++ for {self.name}: apt-get install g++ libstdc++-12-dev-arm64-cross")
+        raise SystemExit(f"no libstdc++ for {self.name}: apt-get install g++ g++-aarch64-linux-gnu")
 
     def library(self, name: str) -> Path:
         """A library of GCC's runtime."""

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="wheels for Linux are made there"),
     pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="ziglang compiles them"),
 ]
-HERE = platform.machine()
+HERE, ROOT = platform.machine(), Path(build.__file__).parents[1]
 
 
 @pytest.mark.full
@@ -33,7 +33,7 @@ def test_the_pool_of_each_machine(name: str, tmp_path: Path, monkeypatch: pytest
     machine = build.Machine(name)
     machine.folder.mkdir()
     made = build.compile_pool(machine)
-    assert str(Path(build.__file__).parents[1]).encode() not in made.read_bytes()
+    assert str(ROOT).encode() not in made.read_bytes()
     _, _, symbols = read_objects([made])
     assert {"__tvm_ffi_mlcpipe_threads", "__tvm_ffi_mlcpipe_watch_signals"} <= {
         one.name for one in symbols if one.exported
@@ -60,6 +60,22 @@ def test_a_library_for_newer_systems_is_refused(tmp_path: Path) -> None:
     linker.run(["-shared", "-fPIC", str(source), "-Wl,-rpath,/opt/x", "-o", str(library)])
     with pytest.raises(SystemExit, match="it looks for libraries in a folder"):
         check.check_library(library)
+
+
+@pytest.mark.everything
+def test_the_plugin_for_arm64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    machine = build.Machine("aarch64")
+    try:
+        machine.headers()
+    except SystemExit as error:
+        pytest.skip(str(error))
+    machine.folder.mkdir()
+    made = build.compile_plugin(machine)
+    check.check_library(made)
+    libraries, versions = check.needs(made)
+    assert {"libtvm_runtime.so", "libtvm_ffi.so", "libstdc++.so.6"} <= set(libraries) and "GLIBC_2.17" in versions
+    assert made.read_bytes()[18:20] == b"\xb7\x00" and str(ROOT).encode() not in made.read_bytes()
 
 
 # Of a program in an environment with nothing but Python's packages; ziglang is hidden, as tests' environment has it.

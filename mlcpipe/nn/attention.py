@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,8 @@ class Attention(AttentionBlock):
             qkv = op.tensor_expr_op(_with_weights, "with_weights", [qkv, *weights, spec.num_heads, spec.num_kv_heads])
         y = kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None)
         y = without_slopes(y, spec.num_heads) if spec.slopes else y
-        y = y if gate is None else self._gated(y, gate)
+        if gate is not None:
+            y = gated_heads(y, gate, spec.head_dim if spec.gate == "head" else 1, spec.gate_act)
         return self.o_proj(self.sub_norm(y) if spec.sub_norm else y)
 
     def _heads(self, parts: list[Tensor], m: tirx.Expr) -> list[Tensor]:
@@ -121,21 +122,6 @@ class Attention(AttentionBlock):
         if spec.value_norm:
             parts[2:] = [rms_norm(part, spec.norm_of.eps, None) for part in parts[2:]]
         return parts
-
-    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        """y [m, q_size] times the sigmoid, or another function, of the gate."""
-        width = self.spec.head_dim if self.spec.gate == "head" else 1
-
-        act = tirx.sigmoid if self.spec.gate_act == "sigmoid" else softplus
-
-        def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
-            return te.compute(
-                a.shape,
-                lambda i, j: (a[i, j].astype("float32") * act(gate[i, j // width].astype("float32"))).astype(a.dtype),
-                name="gated_heads",
-            )
-
-        return op.tensor_expr_op(product, "gated_heads", [y, gate])
 
 
 class HeadNorm(nn.Module):
@@ -184,6 +170,20 @@ def _clipped(x: Tensor, bound: float) -> Tensor:
         return x
     low, high = (Tensor.from_scalar(sign * bound, x.dtype) for sign in (-1, 1))
     return op.maximum(op.minimum(x, high), low)
+
+
+def gated_heads(y: Tensor, gate: Tensor, width: int, act: Literal["sigmoid", "softplus"] = "sigmoid") -> Tensor:
+    """y [m, n] times the sigmoid, or another function, of the gate [m, n / width]."""
+    function = tirx.sigmoid if act == "sigmoid" else softplus
+
+    def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
+        return te.compute(
+            a.shape,
+            lambda i, j: (a[i, j].astype("float32") * function(gate[i, j // width].astype("float32"))).astype(a.dtype),
+            name="gated_heads",
+        )
+
+    return op.tensor_expr_op(product, "gated_heads", [y, gate])
 
 
 def grown(q: Tensor, positions: Tensor, beta: float, length: int, first: int) -> Tensor:

@@ -28,8 +28,21 @@ _LATENT = {"num_key_value_heads": 4, "head_dim": 8}  # as many as of queries; wh
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, "mscale": 0.7, "mscale_all_dim": 1.2}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 
+# As files of these families call what others' fields are.
+_KIMI = {
+    **_HYBRID,
+    "num_key_value_heads": 4,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "num_expert_group": 2,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 2,
+    "model_max_length": 128,
+}
+
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
+    "bailing_hybrid": {**_KIMI, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 16},
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
     "deepseek_v2": {**_LATENT, "n_group": 1},
     "deepseek_v3": {**_LATENT, "topk_group": 1, "first_k_dense_replace": 1},
@@ -81,6 +94,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "moe_routed_scaling_factor": 2.5,
         "moe_router_logit_softcapping": 0.5,
     },
+    "kimi_linear": _KIMI,
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _HYBRID),
     "llama4_text": {"num_experts_per_tok": 1},
@@ -116,6 +130,16 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "num_shared_experts": 1,
             "mup_enabled": False,
             "tie_word_embeddings": True,
+        }
+    },
+    "bailing_hybrid": {
+        "unbounded": {
+            "layer_types": None,
+            "layer_group_size": 2,
+            "kda_safe_gate": False,
+            "short_conv_kernel_size": 3,
+            "first_k_dense_replace": 0,
+            "attention_bias": True,
         }
     },
     "bamba": {
@@ -242,6 +266,23 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "attention_bias": True,
             "num_experts": 6,
             "hub": True,
+        }
+    },
+    "kimi_linear": {
+        "listed": {
+            "layer_types": None,
+            "linear_attn_config": {
+                "num_heads": 3,
+                "head_dim": 24,
+                "short_conv_kernel_size": 3,
+                "full_attn_layers": [1],
+                "kda_layers": [2, 3],
+            },
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "q_lora_rank": None,
+            "num_expert_group": 1,
+            "moe_renormalize": False,
+            "attention_bias": True,
         }
     },
     "lfm2_moe": {

@@ -21,8 +21,8 @@ EPS = 1e-6  # of the lengths of queries and keys
 class DeltaShape:
     """The gated delta rule (Yang et al. 2024) of `value_heads` heads with a state S [key_dim, value_dim] each.
 
-    gated_delta(qkv [m, channels], ba [m, value_heads + decays], a_log f32[value_heads], dt_bias f32[decays], step i32[k],
-    state, y [m, value_heads * value_dim]): for each row of a sequence, in float32,
+    gated_delta(qkv [m, channels], ba [m, value_heads + decays], a_log f32[value_heads], dt_bias f32[decays],
+    step i32[k], state, y [m, value_heads * value_dim]): for each row of a sequence, in float32,
     S *= exp(g), d = beta (v - k S), S += k^T d, y = q S with g = -exp(a_log) softplus(a + dt_bias),
     beta = `beta_scale` sigmoid(b), q and k of length 1, and q divided by sqrt(key_dim). A row of qkv has all q, all k
     and all v, one of ba all b and all a. Then, in place, the state becomes the one for the next step.

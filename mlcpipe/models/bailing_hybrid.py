@@ -11,14 +11,12 @@ from typing import Any
 from mlcpipe.models.deepseek_v3 import ROUTER, latent_spec, read_latent_base
 from mlcpipe.models.glm4_moe import grouped_routing
 from mlcpipe.models.glm4_moe_lite import sparse_where_listed
-from mlcpipe.models.kimi_linear import DELTA, channel_delta, renamed
+from mlcpipe.models.kimi_linear import DELTA, channel_delta, mixers, renamed
 from mlcpipe.models.qwen3_5_text import KINDS
 from mlcpipe.nn.base_config import Defaults
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_kinds
-from mlcpipe.nn.decoder import Mixer, decoder
-from mlcpipe.nn.gated_delta import GatedDelta
-from mlcpipe.nn.latent_attention import LatentAttention
+from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.moe import expert_counts
 from mlcpipe.nn.names import CheckpointNames
 
@@ -56,11 +54,5 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     latent = latent_spec(base, q_rank=None, gated=True)
     routing = grouped_routing(fields, *expert_counts(fields, 512, 8), normalize=True, groups=(8, 4), scale=2.5)
     shared = fields.integer("n_shared_experts", 1, low=0)
-    return decoder(
-        base,
-        [
-            Mixer("self_attn", LatentAttention(latent, i) if one else GatedDelta(delta, i))
-            for i, one in enumerate(attends)
-        ],
-        sparse_where_listed(base, routing, dense=2, shared=shared, width=768),
-    )
+    mlp = sparse_where_listed(base, routing, dense=2, shared=shared, width=768)
+    return decoder(base, mixers(attends, latent, delta), mlp)

@@ -18,7 +18,7 @@ from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_kinds
 from mlcpipe.nn.decoder import Mixer, decoder
 from mlcpipe.nn.gated_delta import DeltaSpec, GatedDelta
-from mlcpipe.nn.latent_attention import LatentAttention
+from mlcpipe.nn.latent_attention import LatentAttention, LatentSpec
 from mlcpipe.nn.moe import expert_counts
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
@@ -57,12 +57,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_latent_base(renamed(config), DEFAULTS, FIXED)
     fields, count = base.fields, base.num_layers
     own = Fields(fields.table("linear_attn_config"), "config.json linear_attn_config")
-    heads, dim, taps = (
-        own.integer(short, fields.integer(f"linear_{name}", default), high=4096)
-        for short, name, default in (
-            ("num_heads", "num_heads", 32), ("head_dim", "head_dim", 128), ("short_conv_kernel_size", "conv_kernel_dim", 4),
-        )
-    )  # fmt: skip
+    heads = own.integer("num_heads", fields.integer("linear_num_heads", 32), high=4096)
+    dim = own.integer("head_dim", fields.integer("linear_head_dim", 128), high=1024)
+    taps = own.integer("short_conv_kernel_size", fields.integer("linear_conv_kernel_dim", 4), low=2, high=64)
     delta = channel_delta(base, (heads, dim, taps), z="g_a_proj", a="f_a_proj", rank=dim)
     full = own.get("full_attn_layers")
     stated = [i + 1 in full for i in range(count)] if isinstance(full, list) else None
@@ -70,15 +67,14 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     latent = latent_spec(base, q_rank=None, interleaved=False)
     routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True, scale=2.446)
     shared = fields.integer("n_shared_experts", 1, low=0)
-    return decoder(
-        base,
-        [
-            Mixer("self_attn", LatentAttention(latent, i) if one else GatedDelta(delta, i))
-            for i, one in enumerate(attends)
-        ],
-        sparse_where_listed(base, routing, dense=1, shared=shared, width=1024),
-        rotated=[False] * count,
-    )
+    mlp = sparse_where_listed(base, routing, dense=1, shared=shared, width=1024)
+    return decoder(base, mixers(attends, latent, delta), mlp, rotated=[False] * count)
+
+
+def mixers(attends: Sequence[bool], latent: LatentSpec, delta: DeltaSpec) -> list[Mixer]:
+    """What mixes tokens in each layer."""
+    blocks = (LatentAttention(latent, i) if one else GatedDelta(delta, i) for i, one in enumerate(attends))
+    return [Mixer("self_attn", block) for block in blocks]
 
 
 def renamed(config: Mapping[str, Any]) -> dict[str, Any]:

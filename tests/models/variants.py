@@ -109,6 +109,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "time_step_min": 1e-12,
         "time_step_floor": 0.5,
     },
+    "minimax": {**_HYBRID, "block_size": 8, "intermediate_size": 32},
     "nemotron_h": {
         "layers_block_type": ["mamba", "moe", "attention", "mlp"],
         "ssm_state_size": 16,
@@ -318,6 +319,20 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             mscale_all_dim=0.5,
             truncate=False,
         ),
+    },
+    "minimax": {
+        "factors": {
+            "layer_types": None,
+            "full_attn_alpha_factor": 1.3,
+            "full_attn_beta_factor": 0.7,
+            "linear_attn_alpha_factor": 1.2,
+            "linear_attn_beta_factor": 1.9,
+            "mlp_alpha_factor": 0.8,
+            "mlp_beta_factor": 1.5,
+            "sliding_window": 8,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+        }
     },
     "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
     "mamba": {

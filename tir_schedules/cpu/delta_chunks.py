@@ -1,9 +1,10 @@
 """Prompts of gated delta nets on CPUs, in chunks of rows (Yang et al. 2024, DeltaNet); see `delta_shape.py`.
 
 With c the sums of g in a chunk and D_ij = exp(c_i - c_j), V' solves (I + strictly lower part of (beta K K^T D)) V' =
-beta (V - exp(c) K S); then y = exp(c) Q S + (Q K^T D) V' and S = exp(c_n) S + (exp(c_n - c) K)^T V'. Where each channel
-decays, D is inside the products: sum_d k_id k_jd exp(c_id - c_jd). Its factors are products of decays, all at most 1, so
-that nothing overflows as exp(-c) would; the keys of a chunk decay from row to row while they are multiplied.
+beta (V - exp(c) K S); then y = exp(c) Q S + (Q K^T D) V' and S = exp(c_n) S + (exp(c_n - c) K)^T V'.
+
+Where each channel decays, D is inside the products: sum_d k_id k_jd exp(c_id - c_jd). The keys of a chunk decay from row
+to row while they are multiplied: all factors are at most 1, and nothing overflows as exp(-c) would.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class _Columns:
                 put(self.of.state, (target, first + j * self.columns), self.state[j])
 
     def _advance(self, row: Expr, head: Expr, part: Expr, column: Expr) -> None:
-        """One row: y = q D S + (q k) d, S = D S + k^T d, d = beta (v - k D S) with D = exp(g) of all rows or of each."""
+        """One row: y = q D S + (q k) d, S = D S + k^T d, d = beta (v - k D S), D = exp(g) of all rows or of each."""
         of, totals, each = self.of, self.totals, self.shape.channelwise
         if each:
             self._find_decays(row, head, part)

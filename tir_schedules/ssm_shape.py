@@ -28,10 +28,10 @@ class SsmShape:
 
         dt = softplus(dt + dt_bias); S = exp(-exp(a_log) dt) S + dt x B; y = S C + skip x
 
-    for each channel of a head; with `steady` (lightning attention, Qin et al. 2024) dt is 1 and skip 0, and there are no
-    projected, dt_bias and skip; with `channelwise` (Mamba) a head has one channel and a_log f32[heads, state_size] is of
+    for each channel of a head; with `channelwise` (Mamba) a head has one channel and a_log f32[heads, state_size] is of
     each number of its state. y [m, heads * head_dim]. Then, in place, the state becomes the one for the next step of
-    each sequence.
+    each sequence. With `steady` (lightning attention, Qin et al. 2024) dt is 1 and skip 0, and there are no `projected`,
+    `dt_bias` and `skip`.
 
     `state` f32[Z, heads * head_dim * state_size]: a slot has blocks of `lanes` channels, [state_size, lanes] each;
     before a sequence's first token they are 0.

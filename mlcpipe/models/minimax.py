@@ -1,4 +1,4 @@
-"""MiniMax 01 (MiniMax 2025): lightning attention in most layers, experts in all; norms' outputs are the residual stream.
+"""MiniMax 01 (MiniMax 2025): lightning attention in most layers, experts; the residual stream is what norms make.
 
 Models: MiniMax-Text-01, MiniMax-M1, of those whose whole heads rotate.
 """

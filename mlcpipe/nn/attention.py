@@ -19,6 +19,7 @@ from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.mlp import softplus
 from mlcpipe.nn.norm import layer_norm, norm_weight, rms_norm
+from mlcpipe.nn.rows import scaled
 from mlcpipe.nn.step_states import StepStates
 
 
@@ -28,7 +29,7 @@ class Attention(AttentionBlock):
     def __init__(self, spec: AttentionSpec, layer: int) -> None:
         self.spec, self.layer = spec, layer
         self._add_projections()
-        self.o_proj = Linear(spec.q_size, spec.hidden_size, spec.o_bias)
+        self.o_proj = Linear(spec.num_heads * spec.value_size, spec.hidden_size, spec.o_bias)
         if spec.sinks:
             self.sinks = Float32((spec.num_heads,))
         if spec.norm:
@@ -69,7 +70,7 @@ class Attention(AttentionBlock):
             return
         self.k_proj = Linear(k, spec.kv_size, bias, order=orders[1])
         if not spec.keys_as_values:
-            self.v_proj = Linear(k, spec.kv_size, bias)
+            self.v_proj = Linear(k, spec.num_kv_heads * spec.value_size, bias)
 
     def _project(self, x: Tensor) -> list[Tensor]:
         """x [m, hidden] -> q [m, q_size], with its gate twice as wide, k and v [m, kv_size], or q alone."""
@@ -116,11 +117,15 @@ class Attention(AttentionBlock):
         if spec.norm == "all":
             parts[:2] = [norm(part) for norm, part in zip(norms, parts)]
         parts = [_clipped(one, spec.clip) for one in parts]
-        parts = [op.reshape(one, (m, int(one.shape[1]) // spec.size, spec.size)) for one in parts]
+        sizes = (spec.size, spec.size, spec.value_size)
+        parts = [op.reshape(one, (m, int(one.shape[1]) // size, size)) for one, size in zip(parts, sizes)]
         if spec.norm in ("head", "each"):
             parts[:2] = [norm(part) for norm, part in zip(norms, parts)]
         if spec.value_norm:
             parts[2:] = [rms_norm(part, spec.norm_of.eps, None) for part in parts[2:]]
+        parts[2:] = [scaled(part, spec.value_scale) for part in parts[2:]]
+        if spec.value_size < spec.size:
+            parts[2:] = [op.tensor_expr_op(_padded, "padded", [part, spec.size]) for part in parts[2:]]
         return parts
 
 
@@ -162,6 +167,17 @@ def _with_weights(qkv: te.Tensor, q_weight: te.Tensor, k_weight: te.Tensor, head
         return tirx.if_then_else(h < heads, value * of_q, rest)
 
     return te.compute(qkv.shape, element, name="with_weights")
+
+
+def _padded(v: te.Tensor, size: int) -> te.Tensor:
+    """v [m, heads, d], with zeros up to `size` dimensions."""
+    (m, heads, d), zero = v.shape, tirx.const(0.0, v.dtype)
+    last = int(d) - 1
+    return te.compute(
+        (m, heads, size),
+        lambda i, h, j: tirx.if_then_else(j <= last, v[i, h, tirx.min(j, last)], zero),
+        name="padded",
+    )
 
 
 def _clipped(x: Tensor, bound: float) -> Tensor:

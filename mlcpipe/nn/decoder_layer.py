@@ -19,8 +19,8 @@ class LayerForm:
     """The names of a layer's norms, "" for none: of the inputs and the outputs of the mixer and the MLP.
 
     `parallel`: mixer and MLP read the same residual stream; an MLP without a norm of its own reads the mixer's input.
-    `of_norms` are four factors (MiniMax): each norm's output replaces the residual stream, and the sum of it and of what
-    the mixer makes has the first two, that of the MLP the others.
+    `of_norms` are four factors (MiniMax): each norm's output replaces the residual stream, and in the sum of it and of
+    what the mixer makes they have the first two, in that of the MLP the others.
     """
 
     before_mixer: str = "input_layernorm"

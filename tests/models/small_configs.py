@@ -37,6 +37,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 3},
     "kimi_linear": {**_LATENT, "linear_attn_config": {"full_attn_layers": [4], "num_heads": 4, "head_dim": 16}},
     "mamba2": {"num_heads": 8, "head_dim": 16, "num_attention_heads": 8},
+    "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 32},
     "minimax": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
     "nemotron_h": {"hybrid_override_pattern": "M-E*", "n_groups": 2},
 }

@@ -314,7 +314,7 @@ HARMLESS: Mapping[str, Any] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_harmless_fields_change_nothing(family: str) -> None:
-    partial = "partial_rotary_factor" in (DEFAULTS[family].get("rope_parameters") or {})
+    partial = "partial_rotary_factor" in str(DEFAULTS[family].get("rope_parameters"))
     fields = {name: value for name, value in HARMLESS.items() if not (partial and name == "partial_rotary_factor")}
     plain, full = build(family), build_model({**fields, **config(family)})
     assert full.facts == plain.facts

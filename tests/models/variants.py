@@ -109,6 +109,14 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "time_step_min": 1e-12,
         "time_step_floor": 0.5,
     },
+    "mimo_v2_flash": {
+        **_FULL_BETWEEN,
+        "head_dim": 48,
+        "v_head_dim": 32,
+        "n_group": 1,
+        "num_key_value_heads": 1,
+        "n_routed_experts": 4,
+    },
     "minimax": {**_HYBRID, "block_size": 8, "intermediate_size": 32},
     "nemotron_h": {
         "layers_block_type": ["mamba", "moe", "attention", "mlp"],
@@ -319,6 +327,23 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             mscale_all_dim=0.5,
             truncate=False,
         ),
+    },
+    "mimo_v2_flash": {
+        "unscaled": {
+            "layer_types": None,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e2, "partial_rotary_factor": 1.0},
+            },
+            "v_head_dim": 48,
+            "sliding_window_size": 6,
+            "attention_value_scale": None,
+            "attention_bias": True,
+            "n_group": 2,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        }
     },
     "minimax": {
         "factors": {

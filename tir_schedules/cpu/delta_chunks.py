@@ -3,8 +3,8 @@
 With c the sums of g in a chunk and D_ij = exp(c_i - c_j), V' solves (I + strictly lower part of (beta K K^T D)) V' =
 beta (V - exp(c) K S); then y = exp(c) Q S + (Q K^T D) V' and S = exp(c_n) S + (exp(c_n - c) K)^T V'.
 
-Where each channel decays, D is inside the products: sum_d k_id k_jd exp(c_id - c_jd). The keys of a chunk decay from row
-to row while they are multiplied: all factors are at most 1, and nothing overflows as exp(-c) would.
+Where each channel decays, D is inside the products: sum_d k_id k_jd exp(c_id - c_jd). The keys of a chunk decay from
+row to row while they are multiplied: all factors are at most 1, and nothing overflows as exp(-c) would.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class SsmShape:
 
     for each channel of a head; with `channelwise` (Mamba) a head has one channel and a_log f32[heads, state_size] is of
     each number of its state. y [m, heads * head_dim]. Then, in place, the state becomes the one for the next step of
-    each sequence. With `steady` (lightning attention, Qin et al. 2024) dt is 1 and skip 0, and there are no `projected`,
-    `dt_bias` and `skip`.
+    each sequence. With `steady` (lightning attention, Qin et al. 2024) dt is 1 and skip 0, and there is no `projected`,
+    `dt_bias` or `skip`.
 
     `state` f32[Z, heads * head_dim * state_size]: a slot has blocks of `lanes` channels, [state_size, lanes] each;
     before a sequence's first token they are 0.

@@ -1,4 +1,4 @@
-"""MiMo V2 Flash (Xiaomi 2025): narrow values; sliding layers with sinks and twice the KV heads; experts by biased sigmoids.
+"""MiMo V2 Flash (Xiaomi 2025): narrow values; sliding layers with sinks and twice the KV heads; mixtures.
 
 Models: MiMo-V2-Flash.
 """

@@ -32,8 +32,8 @@ class AttentionSpec:
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
-    value_dim      dimensions of v and of outputs in a head, at most `head_dim`; 0 is `head_dim`. The others of a row's v
-                   are zeros; not of `fused` projections, gates or `sub_norm`
+    value_dim      dimensions of v and of outputs in a head, at most `head_dim`; 0 is `head_dim`. The others of v in the
+                   cache's rows are zeros; not of `fused` projections, gates or `sub_norm`
     value_scale    multiplies v
     latent         v is the first `value_dim` dimensions of k, and stored once with it
     distances      scores get a bias of the query's head and of the key's distance, below this one; encoders on CPUs

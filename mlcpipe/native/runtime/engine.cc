@@ -73,7 +73,7 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
   } else {
     model_.emplace(manifest_, device_, *library_, std::move(params), plan_, &cancelled_);
   }
-  SetThreads(options.threads ? options.threads : DefaultThreads());
+  SetThreads(options.threads ? options.threads : DefaultThreads(), options.threads || !device_.on_host());
   load_s_ = Seconds(began_);
 }
 
@@ -85,13 +85,13 @@ Engine::~Engine() {
   ReleasePools();
 }
 
-void SetThreads(int threads) {
+void SetThreads(int threads, bool fixed) {
   if (threads < 1 || threads > kMaxThreads) {
     throw Error(Code::kUsage, "threads")
         .Expected("an integer from 1 to " + std::to_string(kMaxThreads))
         .Found(std::to_string(threads));
   }
-  mlcpipe_pool_threads(threads);
+  mlcpipe_pool_threads(threads, fixed);
 }
 
 // A call may begin while another thread closes the engine: then one of both sees what the other wrote.
@@ -195,7 +195,10 @@ Finish Engine::Generate(const std::function<Request()>& make, const std::functio
   const int64_t room = plan_.context_length - length;
   const int64_t max_tokens = request.max_tokens ? std::min(request.max_tokens, room) : room;
   Row row(manifest_.model.vocab_size, request.sampling, request.prompt);
-  *statistics = {length, model_->Reusable(request.prompt), 0, 0, load_s_, 0, 0};
+  *statistics = {};
+  statistics->prompt_tokens = length;
+  statistics->load_s = load_s_;
+  std::tie(statistics->cached_tokens, statistics->miss) = model_->Reusable(request.prompt);
   auto began = Clock::now();
   int32_t token = model_->Prefill(request.prompt, &row);
   statistics->prefill_s = Seconds(began);

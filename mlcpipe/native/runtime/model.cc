@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "host.h"
-#include "pool.h"
 #include "tensors.h"
 #include "text/json.h"
 #include "workspace.h"
@@ -123,9 +122,13 @@ int64_t Model::SharedWith(const serving::Sequence& previous, const serving::Sequ
   return tree_->CanGoBack(previous, same) ? same : 0;
 }
 
-int64_t Model::Reusable(const std::vector<int32_t>& tokens) {
+std::pair<int64_t, serving::CacheMiss> Model::Reusable(const std::vector<int32_t>& tokens) const {
   const serving::SequencePointer sequence = Begun(tokens);
-  return std::max(SharedWith(*now_, *sequence), static_cast<int64_t>(tree_->Match(*sequence).size()) * kPage);
+  const int64_t shared = SharedWith(*now_, *sequence);
+  sequence->computed = static_cast<int64_t>(tree_->Match(*sequence).size()) * kPage;
+  if (!shared || shared < sequence->computed) return {sequence->computed, tree_->MissOf(*sequence)};
+  const bool differs = shared < now_->computed && shared < sequence->length() - 1;
+  return {shared, differs ? serving::CacheMiss{"prompt_differs", shared} : serving::CacheMiss{}};
 }
 
 int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
@@ -189,6 +192,7 @@ void Model::ComputePrompt(int64_t count, const Tensor& rows, const Tensor& logit
   std::copy_n(now_->tokens.begin() + length(), count, Data<int32_t>(ids));
   Compute(count, [&](const Tensor& step) {
     const Watch watch(cancelled_, count);
+    mlcpipe_pool_begin_step(step_threads_, INT64_MAX);
     prefill_(device_.Put(ids), device_.Put(rows), device_.Put(step), logits, states_, params_);
     device_.Wait();  // so that a cancel waits for one chunk, not for all
   });
@@ -197,6 +201,7 @@ void Model::ComputePrompt(int64_t count, const Tensor& rows, const Tensor& logit
 int32_t Model::Decode(int32_t token, Row* drawn) {
   *Data<int32_t>(id_) = token;
   Compute(1, [&](const Tensor& step) {
+    const DecodeStep timed(step_threads_, 1);
     decode_(id_on_device_.Put(id_), step_on_device_.Put(step), decode_logits_, states_, params_);
   });
   return Draw(decode_logits_, drawn);

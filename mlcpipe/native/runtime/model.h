@@ -15,6 +15,7 @@
 #include "device.h"
 #include "library.h"
 #include "plan.h"
+#include "pool.h"
 #include "sampler.h"
 #include "serving/prefix_tree.h"
 #include "step.h"
@@ -54,8 +55,8 @@ class Model {
   // Logits f32[n, V] after each of n tokens of a new sequence. All sequences are forgotten.
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
 
-  // How many tokens at the start are computed already; never all, as the last one gives the logits.
-  int64_t Reusable(const std::vector<int32_t>& tokens);
+  // How many tokens at the start are computed already, and why no more; never all, as the last one gives the logits.
+  std::pair<int64_t, serving::CacheMiss> Reusable(const std::vector<int32_t>& tokens) const;
 
   void CheckFits(int64_t count) const;
 
@@ -79,6 +80,7 @@ class Model {
   tvm::ffi::Function decode_, prefill_;
   tvm::ffi::Array<tvm::runtime::Tensor> params_, states_;
   const int* cancelled_;
+  mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
   std::optional<serving::PagePool> pool_;
   std::optional<serving::PrefixTree> tree_;
   serving::SequencePointer now_;

@@ -5,9 +5,9 @@ import { defineConfig } from "vite";
 export default defineConfig({
   publicDir: false,
   build: {
-    ssr: "src/engine/pages/host.ts",
+    ssr: "src/engine/pages/engine.ts",
     outDir: "dist-node",
-    rollupOptions: { external: ["@mlc-ai/web-runtime"], output: { format: "cjs", entryFileNames: "host.cjs" } },
+    rollupOptions: { external: ["@mlc-ai/web-runtime"], output: { format: "cjs", entryFileNames: "engine.cjs" } },
   },
   ssr: { noExternal: ["@huggingface/jinja", "@huggingface/tokenizers", "@noble/hashes"] },
 });

@@ -4,8 +4,8 @@
 //   calls functions of a library without a model; the result holds the outputs.
 // {"bundle": path, "context", "chunk", "generate": [{"tokens": [...], "count": n}], "logits": bool}
 //   greedy generation, each from an empty cache; the result holds tokens and, if asked, the logits of every step.
-// {"bundle": path, "host": path, "context", "turns": [{"messages" or "tokens": [...], "said", "count": n}]}
-//   turns of a chat in the page's own engine, greedy; the result holds prompts, answers and how much was reused.
+// {"bundle": path, "engine": path, "context", "turns": [{"tokens": [...], "said", "count": n}]}
+//   turns of a chat in the page's own engine, greedy; the result holds answers and how much was reused.
 // {"probe": true}
 //   the adapter's features, and the least and the largest size of its subgroups.
 // A tensor is {"shape", "dtype", "data": base64 of its bytes}.
@@ -40,7 +40,7 @@ async function open(wasm) {
   const found = await tvmjs.detectGPUDevice();
   if (found === undefined) throw new Error("no adapter");
   const errors = [];
-  found.device.onuncapturederror = (event) => { console.error(event.error.message); errors.push(event.error.message); }
+  found.device.onuncapturederror = (event) => errors.push(event.error.message);
   const sizes = { largestBuffer: 0 };
   const createBuffer = found.device.createBuffer.bind(found.device);
   found.device.createBuffer = (wanted) => {
@@ -132,25 +132,24 @@ async function generate(state, job) {
 }
 
 /** The page's engine makes its own device; errors of its kernels come back, too. */
-async function chat({ bundle, host, context, turns }) {
+async function chat({ bundle, engine: file, context, turns }) {
   offerGpu();
   const errors = [];
   const requestDevice = GPUAdapter.prototype.requestDevice;
   GPUAdapter.prototype.requestDevice = async function (descriptor) {
     const device = await requestDevice.call(this, descriptor);
-    device.onuncapturederror = (event) => { console.error(event.error.message); errors.push(event.error.message); }
+    device.onuncapturederror = (event) => errors.push(event.error.message);
     return device;
   };
-  const { PagesHost } = require(host);
+  const { PagesEngine } = require(file);
   const read = async (name) => new Uint8Array(fs.readFileSync(path.join(bundle, name))).buffer;
-  const engine = await PagesHost.load(await read("lib/model.wasm"), read, context, () => {});
+  const engine = await PagesEngine.load(await read("lib/model.wasm"), read, context, () => {});
   const sampling = { temperature: 0, topP: 1, repetitionPenalty: 1, presencePenalty: 0, frequencyPenalty: 0, seed: 0 };
   const answers = [];
-  for (const { count, ...turn } of turns) {
-    const { tokens: prompt, said } = turn.messages ? engine.texts.prompt(turn.messages) : turn;
+  for (const { tokens: prompt, said, count } of turns) {
     const tokens = [];
     const finished = await engine.answer(prompt, said, { ...sampling, maxTokens: count }, (token) => tokens.push(token));
-    answers.push({ prompt, tokens, reused: engine.reused, ...finished });
+    answers.push({ tokens, reused: engine.reused, ...finished });
   }
   return { answers, errors };
 }
@@ -173,7 +172,7 @@ async function main() {
     process.stdout.write(JSON.stringify(await probe()), () => process.exit(0));
     return;
   }
-  if (job.host) {
+  if (job.engine) {
     process.stdout.write(JSON.stringify(await chat(job)), () => process.exit(0));
     return;
   }

@@ -26,9 +26,9 @@ interface Shaped {
   shape: number[];
 }
 
-/** As a manifest or a library states it, already checked. */
+/** As a manifest or a library states it. */
 export interface StateJson {
-  kind?: string;
+  kind: string;
   window?: number;
   dtype?: string;
   copies?: number;

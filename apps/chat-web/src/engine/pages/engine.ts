@@ -1,7 +1,7 @@
 /** The engine for bundles whose runtime owns pages and slots: one conversation, whose next turn computes only what is new. */
 
 import { unitsOf } from "../../model/states";
-import type { ChatMessage, Finished, Sampling } from "../engine";
+import type { Answering, ChatMessage, Finished, Sampling } from "../engine";
 import { Library, type Read } from "./library";
 import { Memory } from "./memory";
 import { stepIntegers } from "./step";
@@ -12,7 +12,7 @@ interface Config {
   conv_template: { stop_token_ids: number[] };
 }
 
-export class PagesHost {
+export class PagesEngine implements Answering {
   /** Tokens of the last prompt whose states were there already. */
   reused = 0;
   private stopped = false;
@@ -25,7 +25,7 @@ export class PagesHost {
     private readonly context: number,
   ) {}
 
-  static async load(wasm: ArrayBuffer, read: Read, context: number, onProgress: (share: number) => void): Promise<PagesHost> {
+  static async load(wasm: ArrayBuffer, read: Read, context: number, onProgress: (share: number) => void): Promise<PagesEngine> {
     const json = async (path: string): Promise<unknown> => JSON.parse(new TextDecoder().decode(await read(path)));
     const config = (await json("mlc-chat-config.json")) as Config;
     const stopIds = [...new Set([config.eos_token_id ?? [], config.conv_template.stop_token_ids].flat())];
@@ -33,7 +33,7 @@ export class PagesHost {
     const library = await Library.open(wasm, read, ({ states, chunk }) => unitsOf(states, chunk, context), onProgress);
     const { states, chunk, limits } = library.facts;
     const memory = new Memory(states, unitsOf(states, chunk, context), limits);
-    return new PagesHost(library, memory, texts, new Set(stopIds), context);
+    return new PagesEngine(library, memory, texts, new Set(stopIds), context);
   }
 
   async chat(messages: readonly ChatMessage[], sampling: Sampling, onText: (text: string) => void): Promise<Finished> {

@@ -48,8 +48,11 @@ export default defineConfig({
   // Relative: the site may lie in any folder of a host.
   base: "./",
   plugins: [serviceWorker()],
-  // tvmjs has it for Node, to measure kernels from elsewhere.
-  worker: { format: "es", rolldownOptions: { external: ["ws"] } },
+  worker: {
+    format: "es",
+    // `ws` is what tvmjs takes for web sockets where there are none.
+    rolldownOptions: { external: ["ws"], output: { chunkFileNames: "assets/worker-[name]-[hash].js" } },
+  },
   build: {
     target: "es2022",
     // WebLLM with its tokenizer and grammar engine is one chunk of the worker, and large.

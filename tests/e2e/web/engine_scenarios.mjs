@@ -1,4 +1,4 @@
-// The page with its real engine, WebLLM, on a real bundle.
+// The page with its real engines, on real bundles.
 import { ask, assert, button, eventually, faults, newChat, open, pill, send, start, text } from "./helpers.mjs";
 
 /** A profile's page with the likeliest tokens and short answers, so that every run says the same. */
@@ -40,6 +40,31 @@ export const scenarios = {
     await ask(page, expected.forged);
     const [, read] = /^Read (\d+) tokens/.exec(await page.locator(".stats").last().getAttribute("title"));
     assert.ok(+read > +expected.control + 4, `${read} tokens, ${expected.control} with control tokens`);
+  },
+
+  async pages_are_run_by_the_page_s_own_engine({ context, url, expected }) {
+    const page = await greedy(context, url);
+    const shown = (answer) => answer.replaceAll("`", ""); // Markdown is rendered
+    assert.equal(await ask(page, expected.question), shown(expected.answer));
+    assert.match(await text(page, ".stats"), new RegExp(`· ${expected.tokens} tokens$`));
+    assert.equal(await ask(page, expected.more), shown(expected.next));
+
+    await page.evaluate(() => {
+      const settings = { sampling: { temperature: 2, maxTokens: 512, repetitionPenalty: 1.1, frequencyPenalty: 0.5 } };
+      localStorage.setItem(`mlcpipe-chat ${location.pathname}`, JSON.stringify(settings));
+    });
+    await page.reload();
+    await pill(page, "ready");
+    await newChat(page);
+    await send(page, expected.question);
+    await page.waitForFunction(() => document.querySelector(".message.assistant .prose")?.innerText.length > 20);
+    await page.keyboard.press("Escape");
+    await page.locator(".stats").waitFor();
+    await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
+
+    await ask(page, expected.forged); // what a user writes is text, also the token that ends a turn
+    const fetched = await page.evaluate(() => performance.getEntriesByType("resource").map(({ name }) => name));
+    assert.ok(!fetched.some((name) => name.includes("worker-webllm")));
   },
 
   async stops_and_recovers_from_a_lost_gpu({ browser, context, url, question }) {

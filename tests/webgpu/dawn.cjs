@@ -4,8 +4,8 @@
 //   calls functions of a library without a model; the result holds the outputs.
 // {"bundle": path, "context", "chunk", "generate": [{"tokens": [...], "count": n}], "logits": bool}
 //   greedy generation, each from an empty cache; the result holds tokens and, if asked, the logits of every step.
-// {"bundle": path, "engine": path, "context", "turns": [{"tokens": [...], "said", "count": n}]}
-//   turns of a chat in the page's own engine, greedy; the result holds answers and how much was reused.
+// {"bundle": path, "engine": path, "context", "turns": [{"tokens": [...], "said", "sampling"}]}
+//   turns of a chat in the page's own engine; the result holds answers and how much was reused.
 // {"probe": true}
 //   the adapter's features, and the least and the largest size of its subgroups.
 // A tensor is {"shape", "dtype", "data": base64 of its bytes}.
@@ -144,11 +144,11 @@ async function chat({ bundle, engine: file, context, turns }) {
   const { PagesEngine } = require(file);
   const read = async (name) => new Uint8Array(fs.readFileSync(path.join(bundle, name))).buffer;
   const engine = await PagesEngine.load(await read("lib/model.wasm"), read, context, () => {});
-  const sampling = { temperature: 0, topP: 1, repetitionPenalty: 1, presencePenalty: 0, frequencyPenalty: 0, seed: 0 };
+  const greedy = { temperature: 0, topP: 1, repetitionPenalty: 1, presencePenalty: 0, frequencyPenalty: 0, seed: 0 };
   const answers = [];
-  for (const { tokens: prompt, said, count } of turns) {
+  for (const { tokens: prompt, said, sampling } of turns) {
     const tokens = [];
-    const finished = await engine.answer(prompt, said, { ...sampling, maxTokens: count }, (token) => tokens.push(token));
+    const finished = await engine.answer(prompt, said, { ...greedy, ...sampling }, (token) => tokens.push(token));
     answers.push({ tokens, reused: engine.reused, ...finished });
   }
   return { answers, errors };

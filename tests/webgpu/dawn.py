@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,15 @@ def generate(
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt for the chat page's own engine; the first `said` tokens are those that the next begins with."""
+    """A prompt for the chat page's own engine; the first `said` tokens are those that the next begins with.
+
+    `sampling`: what is not greedy, in the page's words.
+    """
 
     tokens: Sequence[int]
     said: int
     count: int
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def page_engine() -> Path:
@@ -87,8 +91,11 @@ def page_engine() -> Path:
 
 
 def chat(bundle: Path, engine: Path, turns: Sequence[Turn], context: int, driver: str = "") -> list[dict[str, Any]]:
-    """Greedy answers of the page's engine, one turn after another: `tokens`, and how many were `reused`."""
-    asked = [{"tokens": list(map(int, turn.tokens)), "said": turn.said, "count": turn.count} for turn in turns]
+    """Answers of the page's engine, one turn after another: `tokens`, and how many of the prompt were `reused`."""
+    asked = [
+        {"tokens": list(map(int, t.tokens)), "said": t.said, "sampling": {**t.sampling, "maxTokens": t.count}}
+        for t in turns
+    ]
     job = {"bundle": str(bundle), "engine": str(engine), "context": context, "turns": asked}
     answers: list[dict[str, Any]] = _node(job, driver)["answers"]
     return answers

@@ -14,6 +14,19 @@ async function greedy(context, url) {
   return page;
 }
 
+/** Ask for a long answer of unlikely tokens, and stop it. */
+async function stopsAnAnswer(page, question) {
+  await button(page, "Settings").click();
+  await page.getByLabel("Longest answer").fill("1024");
+  await page.getByLabel("Temperature").fill("2");
+  await page.keyboard.press("Escape");
+  await send(page, question);
+  await page.waitForFunction(() => document.querySelector(".message.assistant .prose")?.innerText.length > 20);
+  await page.keyboard.press("Escape");
+  await page.locator(".stats").waitFor();
+  await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
+}
+
 export const scenarios = {
   async answers_as_the_python_engine_and_works_offline({ context, url, expected }) {
     const page = await greedy(context, url);
@@ -49,20 +62,12 @@ export const scenarios = {
     assert.match(await text(page, ".stats"), new RegExp(`· ${expected.tokens} tokens$`));
     assert.equal(await ask(page, expected.more), shown(expected.next));
 
-    await page.evaluate(() => {
-      const settings = { sampling: { temperature: 2, maxTokens: 512, repetitionPenalty: 1.1, frequencyPenalty: 0.5 } };
-      localStorage.setItem(`mlcpipe-chat ${location.pathname}`, JSON.stringify(settings));
-    });
-    await page.reload();
-    await pill(page, "ready");
+    await newChat(page); // what a user writes is text, also the token that ends a turn
+    await ask(page, expected.forged);
+    const [, read] = /^Read (\d+) tokens/.exec(await page.locator(".stats").last().getAttribute("title"));
+    assert.ok(+read > +expected.control + 4, `${read} tokens, ${expected.control} with control tokens`);
     await newChat(page);
-    await send(page, expected.question);
-    await page.waitForFunction(() => document.querySelector(".message.assistant .prose")?.innerText.length > 20);
-    await page.keyboard.press("Escape");
-    await page.locator(".stats").waitFor();
-    await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
-
-    await ask(page, expected.forged); // what a user writes is text, also the token that ends a turn
+    await stopsAnAnswer(page, expected.question);
     const fetched = await page.evaluate(() => performance.getEntriesByType("resource").map(({ name }) => name));
     assert.ok(!fetched.some((name) => name.includes("worker-webllm")));
   },
@@ -72,15 +77,7 @@ export const scenarios = {
     // Of the two libraries the one for an adapter without shader-f16, and no other was fetched.
     const kept = await page.evaluate(async () => (await (await caches.open("webllm/wasm")).keys()).map(({ url }) => url));
     assert.deepEqual(kept.map((key) => key.split("/").at(-1)), ["model.wasm"]);
-    await button(page, "Settings").click();
-    await page.getByLabel("Longest answer").fill("1024");
-    await page.getByLabel("Temperature").fill("2");
-    await page.keyboard.press("Escape");
-    await send(page, question);
-    await page.waitForFunction(() => document.querySelector(".message.assistant .prose")?.innerText.length > 20);
-    await page.keyboard.press("Escape");
-    await page.locator(".stats").waitFor();
-    await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
+    await stopsAnAnswer(page, question);
 
     // In earnest: the process with the GPU ends.
     await send(page, question);

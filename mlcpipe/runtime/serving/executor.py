@@ -15,6 +15,7 @@ from mlcpipe.bundle.memory import Units
 from mlcpipe.bundle.states import first_page, group_of, windows_of
 from mlcpipe.devices.base import Reused
 from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.devices.support.threads import step_threads
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import AdapterStore
 from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_spans
@@ -78,6 +79,7 @@ class Executor:
             # The logits of a forward of each kind, which one step computes in turn.
             self._logits, self._most_rows = [self._empty(first_rows or decode_rows) for _ in range(2)], decode_rows
             self._decode_logits: dict[int, Any] = {}  # views of the first, by rows
+            self._begin = step_threads(bundle.library.module if self._device.on_host else None)
             self._decode_ids, self._decode_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
         self.hidden: Any = None
@@ -157,12 +159,14 @@ class Executor:
             logits = self._decode_logits[len(tokens)] = self._logits_of(0, len(tokens))
         self.hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
-            return Forward(partial(self._adapted, self._decode_adapted, (ids,), step, logits), (ids, step, "adapted"))
+            launch = partial(self._adapted, len(tokens), self._decode_adapted, (ids,), step, logits)
+            return Forward(launch, (ids, step, "adapted"))
         if self.hidden is not None:
             self.hidden_rows = _rows_of((one.sequence, one.sequence.computed, len(one.tokens)) for one in rows)
             inputs = ids, tvm_runtime.view(self.hidden, (len(tokens), self.hidden.shape[1]))
-            return Forward(partial(self._forward, self._decode_hidden, inputs, step, logits), (ids, step, "hidden"))
-        return Forward(partial(self._forward, self._decode, (ids,), step, logits), (ids, step))
+            launch = partial(self._forward, len(tokens), self._decode_hidden, inputs, step, logits)
+            return Forward(launch, (ids, step, "hidden"))
+        return Forward(partial(self._forward, len(tokens), self._decode, (ids,), step, logits), (ids, step))
 
     def prefill(self, rows: abc.Sequence[PrefillRows], *, all_rows: bool = False) -> Forward:
         """The forward of prefill rows; logits of the last row of each, for each of its `drawing`, or of all rows."""
@@ -182,13 +186,14 @@ class Executor:
         logits = self._empty(len(wanted)) if all_rows else self._logits_of(1, len(wanted))
         self.prompt_hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
-            return Forward(partial(self._adapted, self._prefill_adapted, ids, self._device.tensor(step), logits), None)
+            launch = partial(self._adapted, -1, self._prefill_adapted, ids, self._device.tensor(step), logits)
+            return Forward(launch, None)
         function = self._prefill
         if self.hidden_of_prompts is not None and not all_rows:
             self.prompt_hidden_rows = _rows_of((one.sequence, one.begin, one.rows) for one in rows)
             width = self.hidden_of_prompts.shape[1]
             function, ids = self._prefill_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
-        return Forward(partial(self._forward, function, ids, self._device.tensor(step), logits), None)
+        return Forward(partial(self._forward, -1, function, ids, self._device.tensor(step), logits), None)
 
     def _logits_of(self, kind: int, rows: int) -> Any:
         """Logits f32[rows, V] of a forward: 0 decode, 1 prefill."""
@@ -199,14 +204,16 @@ class Executor:
     def _empty(self, rows: int) -> Any:
         return tvm_runtime.empty((rows, self._vocab), "float32", self._device.handle)
 
-    def _forward(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
-        function(*ids, step, logits, self.states, self.bundle.params)
+    def _forward(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, *adapters: Any) -> Any:
+        """Launch a forward; `rows` of a decode step, -1 of prompts."""
+        self._begin(rows)
+        function(*ids, step, logits, self.states, *adapters, self.bundle.params)
+        self._begin(0)
         return logits
 
-    def _adapted(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
+    def _adapted(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
         assert self.adapters is not None
-        function(*ids, step, logits, self.states, self.adapters.tensors, self.bundle.params)
-        return logits
+        return self._forward(rows, function, ids, step, logits, self.adapters.tensors)
 
 
 def _rows_of(rows: Iterable[tuple[Sequence, int, int]]) -> dict[Sequence, HiddenRows]:

@@ -2,7 +2,6 @@
 
 #include "model.h"
 #include "plan.h"
-#include "pool.h"
 #include "workspace.h"
 
 namespace mlcpipe::serving {
@@ -128,7 +127,10 @@ void Batch::Decode(const serving::Step& step) {
   }
   SetRows(decode_logits_, static_cast<int64_t>(ids_.size()));
   const Tensor& step_data = buffer_.Fill(spans_.data(), spans_.size());
-  decode_(device_.Put(ids_data_.Fill(ids_)), device_.Put(step_data), decode_logits_, states_, params_);
+  {
+    const DecodeStep timed(step_threads_, static_cast<int64_t>(ids_.size()));
+    decode_(device_.Put(ids_data_.Fill(ids_)), device_.Put(step_data), decode_logits_, states_, params_);
+  }
   Draw(decode_logits_);
 }
 
@@ -153,6 +155,7 @@ void Batch::Prefill(const serving::Step& step) {
     const struct Unwatch {
       ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
     } unwatch;
+    mlcpipe_pool_begin_step(step_threads_, INT64_MAX);
     prefill_(device_.Put(ids_data_.Fill(ids_)), device_.Put(wanted_data_.Fill(wanted_)),
              device_.Put(buffer_.Fill(spans_.data(), spans_.size())), prefill_logits_, states_, params_);
   }

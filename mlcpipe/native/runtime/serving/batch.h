@@ -10,6 +10,7 @@
 #include "answer_types.h"
 #include "library.h"
 #include "plan.h"
+#include "pool.h"
 #include "sampler.h"
 #include "serving/scheduler.h"
 #include "step.h"
@@ -59,6 +60,7 @@ class Batch {
   tvm::ffi::Function decode_, prefill_;
   tvm::ffi::Array<tvm::runtime::Tensor> params_, states_;
   const int* cancelled_;
+  mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
   Scheduler scheduler_;
   StepBuffer buffer_;
   Sampler sampler_;

@@ -76,7 +76,8 @@ class Target(OnlyKnown):
     app; of a GPU it is the only one.
     `tuned` names the file of tuning records: by default the target's name, or that of a target with the same kernels.
     `device` is the device whose records `compile` uses when it cannot detect one. `kv_cache`: the runtime's own pages,
-    or TVM's cache, which WebLLM brings along, for models that it serves (`export.fitted_target`). Sampling functions are those that the cache's owner calls.
+    or TVM's cache, which WebLLM brings along, for models that it serves (`export.fitted_target`). Sampling functions
+    are those that the cache's owner calls.
     `kv_cache_dtype` is what auto means for `compile`, where the kernels support it for the model.
     `vendor` is the PCI or Khronos vendor ID of the supported GPUs; 0: any.
     """

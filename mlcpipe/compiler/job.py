@@ -9,7 +9,15 @@ from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.draft_heads import eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
-from mlcpipe.compiler.export import context_length, export, fitted_target, kept_formats, output_of, prefill_chunk, prepare_model
+from mlcpipe.compiler.export import (
+    context_length,
+    export,
+    fitted_target,
+    kept_formats,
+    output_of,
+    prefill_chunk,
+    prepare_model,
+)
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts
 from mlcpipe.nn.text_encoder import TextEncoder

@@ -14,7 +14,15 @@ from tvm import relax, tirx
 from mlcpipe.bundle import MANIFEST, read_manifest
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
-from mlcpipe.compiler.export import context_length, export, fitted_target, kept_formats, output_of, prefill_chunk, prepare_model
+from mlcpipe.compiler.export import (
+    context_length,
+    export,
+    fitted_target,
+    kept_formats,
+    output_of,
+    prefill_chunk,
+    prepare_model,
+)
 from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.passes import pipeline

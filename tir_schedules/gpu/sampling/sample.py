@@ -2,7 +2,8 @@
 
 Kernels: the largest logit of each slice of the vocabulary; weights, and their number at each magnitude; a list of the
 tokens that may be drawn; the draw, or the largest logit of all. Only the last two run in one workgroup, as a rule over
-a few tokens. Instead of sorting, the draw searches the bits of weights digit by digit: they have the order of the weights.
+a few tokens. Instead of sorting, the draw searches the bits of weights digit by digit: they have the order of the
+weights.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import type { RopeLimits } from "./memory";
 /** The content of a file of the bundle. */
 export type Read = (path: string) => Promise<ArrayBuffer>;
 
-/** What a library says of itself. */
+/** What a library says about its model. */
 export interface Facts {
   vocabSize: number;
   /** Tokens of a call of `prefill`, at most. */

@@ -22,7 +22,15 @@ from packaging.requirements import Requirement
 _NATIVE = "MLCPIPE_WHEEL_FOLDER"
 _DEMO = "apps/demo_model/checkpoint/model.safetensors"
 _LICENSE = "Apache-2.0"
-_IN_WORKER = ("@mlc-ai/web-llm", "loglevel")  # the part of the page that git does not have
+# The part of the page that git does not have.
+_IN_WORKER = (
+    "@huggingface/jinja",
+    "@huggingface/tokenizers",
+    "@mlc-ai/web-llm",
+    "@mlc-ai/web-runtime",
+    "loglevel",
+    "tslib",
+)
 _OF_DEVELOPERS = ("dev", "docs")  # extras that no code of the wheel asks for
 
 

@@ -108,6 +108,11 @@ class Target(OnlyKnown):
         """Whether the runtime owns the KV cache's pages."""
         return self.kv_cache == "pages"
 
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether hosts give functions the rows of tables by token, not the tables: a GPU would need a copy of them."""
+        return self.own_pages and self.kernels != "cpu"
+
 
 def target_names() -> list[str]:
     """The targets that ship with mlcpipe."""

@@ -96,7 +96,9 @@ ContextShiftOption = Annotated[
         help="Continue when the context is full: keep its first 16 tokens and its last half, forget the rest.",
     ),
 ]
-ThreadsOption = Annotated[int | None, typer.Option(help="Threads of the CPU kernels. (default: the physical cores)")]
+ThreadsOption = Annotated[
+    int | None, typer.Option(help="Threads of the CPU kernels. (default: the physical cores; decode may take fewer)")
+]
 DraftHeadOption = Annotated[
     str | None,
     typer.Option(

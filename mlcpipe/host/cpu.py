@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from mlcpipe.host import cpu_features
+from mlcpipe.host.cgroups import cpu_quota
 from mlcpipe.host.proc import first_values
 
 # Those of cpu_features.py that kernels use.
@@ -38,11 +39,15 @@ def kernel_features() -> list[str]:
 
 
 def core_counts() -> tuple[int, int]:
-    """Physical cores, and logical processors that this process may use."""
+    """Physical cores and logical processors that this process may use, at least 1.
+
+    Of a container that has a share of the processors' time, as many cores as that is.
+    """
     import psutil
 
-    logical = _usable_processors()
-    return min(psutil.cpu_count(logical=False) or logical, logical), logical
+    logical, quota = _usable_processors(), cpu_quota()
+    cores = min(psutil.cpu_count(logical=False) or logical, logical)
+    return (cores if quota is None else max(1, min(cores, int(quota)))), logical
 
 
 def _windows_cpu_model() -> str:

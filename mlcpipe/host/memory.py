@@ -6,8 +6,9 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from mlcpipe.host.cgroups import cgroup_folders
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.proc import first_values, system_text
 
@@ -41,30 +42,8 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
 
 
 def _left_by_cgroups(root: Path) -> Iterator[FreeMemory]:
-    """The remainders of this process's memory cgroups, and of their parents.
-
-    https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html; cgroups(7) for /proc/self/cgroup.
-    """
-    for line in system_text(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0":
-            mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-        else:
-            mounts = [root / "sys/fs/cgroup/memory"] * ("memory" in controllers.split(","))
-        for mount in mounts:
-            yield from filter(None, map(_left_by_cgroup, _folders(mount, path)))
-
-
-def _folders(mount: Path, path: str) -> Iterator[Path]:
-    """The folder of a cgroup and those of its parents.
-
-    A container may see its path on the host: then only the end of the path, or nothing, is below the mount point.
-    """
-    parts = PurePosixPath(path).parts[1:]
-    ends = (parts[start:] for start in range(len(parts) + 1) if ".." not in parts[start:])
-    found = next((end for end in ends if mount.joinpath(*end).is_dir()), ())
-    yield from (mount.joinpath(*found[:depth]) for depth in range(len(found), -1, -1))
+    """The remainders of this process's memory cgroups, and of their parents."""
+    yield from filter(None, map(_left_by_cgroup, cgroup_folders("memory", root)))
 
 
 def _left_by_cgroup(folder: Path) -> FreeMemory | None:

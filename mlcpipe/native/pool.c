@@ -4,9 +4,10 @@
  * TVM's pool gives every thread a fixed part of a loop and waits by sched_yield. This is slow next to another process on
  * the same core: the part on that core waits for the other process's time slice, and each yield gives the rest of
  * ours away (Linux 6.18 counts a yield as a whole slice). Decoding with two threads fell to 15 % of its quiet speed
- * with one busy process and to 4 % with two. Here no part belongs to a thread: a free thread takes the next part.
- * A waiting thread spins for SPIN_NS without yielding, then sleeps, so that the system can run delayed threads:
- * 68-76 % and 64 %, where 67 % and 50 % are fair.
+ * with one busy process and to 4 % with two. Here a thread begins with its own part and then takes parts that others
+ * have not begun. Who waits spins without yielding, then sleeps, so that the system can run delayed threads. On a quiet
+ * machine it spins through the pauses between loops and between steps: to wake 15 sleeping threads for each loop takes
+ * as long as the loop. Where other processes want our cores it sleeps soon: see `account`.
  */
 #ifndef _WIN32
 #define _GNU_SOURCE
@@ -14,12 +15,10 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <time.h>
 
 #if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
+#include <sys/resource.h>
 #endif
 
 /* tvm/runtime/c_backend_api.h */
@@ -29,9 +28,8 @@ typedef struct {
 } Group;
 typedef int (*Body)(int task_id, Group* group, void* closure);
 typedef int (*Launch)(Body body, void* closure, int num_task);
-#ifdef MLCPIPE_RUNTIME
 #include "runtime/pool.h"
-
+#ifdef MLCPIPE_RUNTIME
 /* tvm/ffi/c_api.h */
 extern void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* words);
 #else
@@ -70,38 +68,41 @@ enum { ANY_NONE = 0, ANY_INT = 1 };
 #endif
 enum { MAX_TASKS = 0xffff, MAX_THREADS = 1024, STACK_BYTES = 1 << 20 };
 
-/* With one busy process, EPYC (Zen 5), 2 threads, 2026-11, Qwen2-0.5B / Llama-1B: 100 us leave 64 / 67 % of the quiet
- * speed, 50 us 67 / 71 %, 20 us 68 / 76 %. Alone, all three are equally fast. */
-enum { SPIN_NS = 20000, SPINS_A_LOOK = 16 };
 #define LINE _Alignas(128)
 
+/* A thread of the pool; the first stands for the caller. Its line changes hands twice in a loop. */
 typedef struct {
-  LINE _Atomic uint32_t go; /* the round to take part in */
+  LINE _Atomic uint64_t taken; /* round << 32 | how many of its tasks were taken */
+  _Atomic uint64_t done;       /* the same of those that are done */
   _Atomic int asleep;
   _Atomic int stop;
-  pthread_t thread;
+  uint64_t seen; /* the loop before its first */
+  LINE pthread_t thread;
   pthread_mutex_t mutex;
   pthread_cond_t wake;
 } Worker;
 
-static Worker* workers;
-static int worker_count;
-static int lost_count; /* workers that a fork left in the parent; the next loop starts as many */
+static Worker workers[MAX_THREADS];
+static int worker_count; /* without the caller */
+static int lost_count;   /* workers that a fork left in the parent; the next loop starts as many */
 static pthread_mutex_t admin = PTHREAD_MUTEX_INITIALIZER;
 
-/* The present loop. `ticket` holds its round, its number of tasks and the next task, so that a late thread cannot
- * take a task of a loop that is over with the data of the next. */
-static LINE _Atomic uint64_t ticket;
-static LINE _Atomic int32_t left;
-static _Atomic int waiting;
-static LINE Body body;
-static void* closure;
-static _Atomic int failed;
-static _Atomic int stopped;
-static uint32_t round_number;
+/* The present loop. `go` holds its round, its number of tasks, and how many threads share them: task t is one of thread
+ * t % threads. A late thread cannot take a task of a loop that is over with the data of the next, as all tasks of its
+ * round are taken. All spin on the line of `go`: what the caller writes before it is on another. */
+static struct {
+  LINE _Atomic uint64_t go; /* round << 32 | tasks << 16 | threads */
+  _Atomic int sleepers;     /* among the threads that have a part in such loops */
+  LINE Body body;
+  void* closure;
+  _Atomic int failed, stopped, waiting;
+} loop;
+static int threads_of_last;
 static LINE atomic_flag in_use = ATOMIC_FLAG_INIT;
 static pthread_mutex_t done_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
+static _Thread_local int most_threads; /* of the loops of this thread; 0: all */
+static int fixed_threads;              /* the user chose their number */
 
 static int64_t now_ns(void) {
   struct timespec t;
@@ -117,6 +118,54 @@ static void relax(void) {
 #endif
 }
 
+/* Whether others want our cores: a spinning thread that looks at the clock sees a gap where it was not running. If more
+ * than a twentieth of WINDOW_NS is lost to gaps, threads sleep after SHORT_NS for CROWDED_NS, and LONG_NS again then.
+ * With one busy process, EPYC (Zen 5), 2 threads, 2026-11, Qwen2-0.5B / Llama-1B: 100 us leave 64 / 67 % of the quiet
+ * speed, 50 us 67 / 71 %, 20 us 68 / 76 %. Alone, all three are equally fast there; with 16 threads (Xeon) 3 ms are
+ * 1.2 times as fast as 20 us. */
+enum { SHORT_NS = 20000, LONG_NS = 3000000, SPINS_A_LOOK = 16, STEAL_NS = 2000 };
+enum { WAIT_NS = 100000, GAP_NS = 50000, WINDOW_NS = 50000000, CROWDED_NS = 500000000, SLICE_NS = 3000000, ROUNDS_A_CHECK = 64 };
+enum { ROUNDS_A_RENEWAL = 1 << 20 };
+static struct {
+  LINE _Atomic int64_t until, lost_ns, began;
+} crowd;
+
+static void account(int64_t gap, int64_t now) {
+  if (gap < GAP_NS) return;
+  if (now - atomic_load(&crowd.began) > WINDOW_NS) {
+    atomic_store(&crowd.began, now);
+    atomic_store(&crowd.lost_ns, 0);
+  }
+  if (atomic_fetch_add(&crowd.lost_ns, gap) + gap > WINDOW_NS / 20) atomic_store(&crowd.until, now + CROWDED_NS);
+}
+
+static int64_t spin_ns(int64_t now) { return now < atomic_load(&crowd.until) ? SHORT_NS : LONG_NS; }
+
+/* What the caller loses inside its tasks, where it looks at no clock. */
+static void check_caller(void) {
+#ifdef RUSAGE_THREAD
+  static _Thread_local long known;
+  struct rusage usage;
+  if (getrusage(RUSAGE_THREAD, &usage)) return;
+  for (; known && known < usage.ru_nivcsw; known++) account(SLICE_NS / 3, now_ns());
+  known = usage.ru_nivcsw;
+#endif
+}
+
+/* Spins until `word` is no longer `seen`, or for so long after `began` -> whether it changed. */
+static int spin(const _Atomic uint64_t* word, uint64_t seen, int64_t began, int64_t ns) {
+  int64_t last = began;
+  for (int i = 1; atomic_load_explicit(word, memory_order_acquire) == seen; i++) {
+    relax();
+    if (i % SPINS_A_LOOK) continue;
+    int64_t now = now_ns();
+    account(now - last, now);
+    if (now - began >= ns) return atomic_load(word) != seen;
+    last = now;
+  }
+  return 1;
+}
+
 #ifdef MLCPIPE_RUNTIME
 static _Thread_local const int* cancelled;
 
@@ -128,10 +177,10 @@ static int raised(void) {
 }
 
 /* Of a thread that comes while another has the pool. */
-static int launch_elsewhere(Body loop, void* data, int num_task) {
+static int launch_elsewhere(Body body, void* data, int num_task) {
   Group group = {NULL, num_task ? num_task : 1};
   int status = 0;
-  for (int task = 0; task < group.num_task && !status; task++) status = loop(task, &group, data);
+  for (int task = 0; task < group.num_task && !status; task++) status = body(task, &group, data);
   return status;
 }
 #else
@@ -151,7 +200,7 @@ static int raised(void) {
   return -1;
 }
 
-static int launch_elsewhere(Body loop, void* data, int num_task) { return tvm_launch(loop, data, num_task); }
+static int launch_elsewhere(Body body, void* data, int num_task) { return tvm_launch(body, data, num_task); }
 #endif
 
 /* A thread that watches signals lets Python's handlers run between tasks, and stops its loop where one raises an error;
@@ -177,136 +226,257 @@ static int interrupted(void) {
 }
 
 /* How many tasks each thread should get of a loop of this thread. */
-static int parts_of(Body loop, const struct Cost* cost) {
+static int parts_of(Body body, const struct Cost* cost) {
   if (!watched_tokens) return 1;
   const double most = (double)MAX_TASKS / (worker_count + 1);
-  const double parts = cost->body == loop ? 1 + cost->ns * (double)watched_tokens / PART_NS : FIRST_PARTS;
+  const double parts = cost->body == body ? 1 + cost->ns * (double)watched_tokens / PART_NS : FIRST_PARTS;
   return (int)(parts < most ? parts : most);
 }
 
-static void take_tasks(void) {
+static int tasks_of(uint64_t go) { return (int)(go >> 16 & MAX_TASKS); }
+
+static int threads_of(uint64_t go) { return (int)(go & MAX_TASKS); }
+
+/* How many threads have a task. */
+static int busy_of(uint64_t go) { return tasks_of(go) < threads_of(go) ? tasks_of(go) : threads_of(go); }
+
+/* One more task of thread `slot` in the loop `go` -> its number, or -1: none is left. */
+static int take(int slot, uint64_t go) {
+  const uint32_t round = (uint32_t)(go >> 32);
+  Worker* owner = &workers[slot];
+  uint64_t found = atomic_load(&owner->taken);
   for (;;) {
-    uint64_t mine = atomic_fetch_add(&ticket, 1);
-    int task = (int)(mine & MAX_TASKS), count = (int)(mine >> 16 & MAX_TASKS);
-    if (task >= count) return;
-    Group group = {NULL, count};
-    if (!atomic_load(&stopped) && interrupted()) atomic_store(&stopped, 1);
-    if (!atomic_load(&stopped) && body(task, &group, closure)) atomic_store(&failed, task + 1);
-    if (atomic_fetch_sub(&left, 1) == 1 && atomic_load(&waiting)) {
-      pthread_mutex_lock(&done_mutex);
-      pthread_cond_signal(&done);
-      pthread_mutex_unlock(&done_mutex);
-    }
+    const uint32_t at = (uint32_t)(found >> 32);
+    const int task = slot + threads_of(go) * (at == round ? (int)(uint32_t)found : 0);
+    if ((int32_t)(at - round) > 0 || task >= tasks_of(go)) return -1;
+    const uint64_t next = at == round ? found + 1 : (uint64_t)round << 32 | 1;
+    if (atomic_compare_exchange_weak(&owner->taken, &found, next)) return task;
   }
 }
 
-static void* work(void* argument) {
-  Worker* self = argument;
-  uint32_t seen = 0;
-  for (;;) {
-    int64_t until = now_ns() + SPIN_NS;
-    for (int i = 1; atomic_load(&self->go) == seen; i++) {
-      relax();
-      if (i % SPINS_A_LOOK || now_ns() < until) continue;
-      pthread_mutex_lock(&self->mutex);
-      atomic_store(&self->asleep, 1);
-      while (atomic_load(&self->go) == seen) pthread_cond_wait(&self->wake, &self->mutex);
-      atomic_store(&self->asleep, 0);
-      pthread_mutex_unlock(&self->mutex);
-    }
-    seen = atomic_load(&self->go);
-    if (self->stop) return NULL;
-    take_tasks();
-  }
-}
-
-static void call(Worker* worker, uint32_t round) {
-  atomic_store(&worker->go, round);
-  if (atomic_load(&worker->asleep)) {
-    pthread_mutex_lock(&worker->mutex);
-    pthread_cond_signal(&worker->wake);
-    pthread_mutex_unlock(&worker->mutex);
-  }
-}
-
-static void wait_for_others(void) {
-  int64_t until = now_ns() + SPIN_NS;
-  for (int i = 1; atomic_load(&left); i++) {
-    relax();
-    if (i % SPINS_A_LOOK || now_ns() < until) continue;
+static void count_done(int slot, uint32_t round) {
+  Worker* owner = &workers[slot];
+  uint64_t found = atomic_load(&owner->done), next;
+  do {
+    next = (uint32_t)(found >> 32) == round ? found + 1 : (uint64_t)round << 32 | 1;
+  } while (!atomic_compare_exchange_weak(&owner->done, &found, next));
+  if (atomic_load(&loop.waiting)) {
     pthread_mutex_lock(&done_mutex);
-    atomic_store(&waiting, 1);
-    while (atomic_load(&left)) pthread_cond_wait(&done, &done_mutex);
-    atomic_store(&waiting, 0);
+    pthread_cond_signal(&done);
     pthread_mutex_unlock(&done_mutex);
   }
 }
 
-static void end(int count) {
-  for (int i = 0; i < count; i++) {
-    workers[i].stop = 1;
-    call(&workers[i], atomic_load(&workers[i].go) + 1);
+static void run_tasks(int slot, uint64_t go) {
+  Group group = {NULL, tasks_of(go)};
+  for (int task; (task = take(slot, go)) >= 0;) {
+    if (!atomic_load(&loop.stopped) && interrupted()) atomic_store(&loop.stopped, 1);
+    if (!atomic_load(&loop.stopped) && loop.body(task, &group, loop.closure)) atomic_store(&loop.failed, task + 1);
+    count_done(slot, (uint32_t)(go >> 32));
+  }
+}
+
+static void run_tasks_of_others(int slot, uint64_t go) {
+  for (int i = 1; i < threads_of(go); i++) run_tasks((slot + i) % threads_of(go), go);
+}
+
+static void wake(Worker* worker) {
+  if (!atomic_load(&worker->asleep)) return;
+  pthread_mutex_lock(&worker->mutex);
+  pthread_cond_signal(&worker->wake);
+  pthread_mutex_unlock(&worker->mutex);
+}
+
+/* Each thread wakes two, so that the last of 64 waits for six wakes. */
+static void wake_next(int slot, uint64_t go) {
+  if (!atomic_load(&loop.sleepers)) return;
+  for (int i = 2 * slot + 1; i <= 2 * slot + 2 && i < busy_of(go); i++) wake(&workers[i]);
+}
+
+static void sleep_until_loop(Worker* self, uint64_t seen, int part) {
+  pthread_mutex_lock(&self->mutex);
+  atomic_fetch_add(&loop.sleepers, part);
+  atomic_store(&self->asleep, 1);
+  while (atomic_load(&loop.go) == seen) pthread_cond_wait(&self->wake, &self->mutex);
+  atomic_store(&self->asleep, 0);
+  atomic_fetch_sub(&loop.sleepers, part);
+  pthread_mutex_unlock(&self->mutex);
+}
+
+static void* work(void* argument) {
+  Worker* self = argument;
+  const int slot = (int)(self - workers);
+  for (uint64_t go = self->seen;;) {
+    if (slot >= threads_of(go)) { /* has no part in such loops */
+      sleep_until_loop(self, go, 0);
+    } else {
+      const int64_t began = now_ns();
+      if (!spin(&loop.go, go, began, STEAL_NS)) {
+        run_tasks_of_others(slot, go);
+        if (!spin(&loop.go, go, began, spin_ns(began))) sleep_until_loop(self, go, 1);
+      }
+    }
+    go = atomic_load(&loop.go);
+    if (self->stop) return NULL;
+    if (slot >= threads_of(go)) continue;
+    wake_next(slot, go);
+    run_tasks(slot, go);
+    if (tasks_of(go) > threads_of(go)) run_tasks_of_others(slot, go);
+  }
+}
+
+static void wait_for_others(uint64_t go, int64_t began) {
+  const int threads = threads_of(go), tasks = tasks_of(go);
+  const int64_t ended = now_ns();
+  int64_t until = ended + STEAL_NS, last = ended;
+  int stolen = 0;
+  for (int slot = 0; slot < busy_of(go); slot++) { /* others may have taken tasks of ours */
+    const uint64_t all = go >> 32 << 32 | (uint64_t)((tasks - slot + threads - 1) / threads);
+    for (int i = 1; atomic_load_explicit(&workers[slot].done, memory_order_acquire) != all; i++) {
+      relax();
+      if (i % SPINS_A_LOOK) continue;
+      const int64_t now = now_ns();
+      account(now - last, now);
+      last = now;
+      if (now < until) continue;
+      if (!stolen) {
+        stolen = 1;
+        run_tasks_of_others(0, go);
+        last = now_ns();
+        until = last + WAIT_NS;
+        continue;
+      }
+      pthread_mutex_lock(&done_mutex);
+      atomic_store(&loop.waiting, 1);
+      while (atomic_load(&workers[slot].done) != all) pthread_cond_wait(&done, &done_mutex);
+      atomic_store(&loop.waiting, 0);
+      pthread_mutex_unlock(&done_mutex);
+      last = now_ns();
+      account(last - ended - (ended - began), last); /* a part that takes twice as long as ours was held up */
+    }
+  }
+}
+
+static void end(void) {
+  for (int i = 1; i <= worker_count; i++) atomic_store(&workers[i].stop, 1);
+  atomic_store(&loop.go, ((atomic_load(&loop.go) >> 32) + 1) << 32);
+  for (int i = 1; i <= worker_count; i++) {
+    wake(&workers[i]);
     pthread_join(workers[i].thread, NULL);
     pthread_mutex_destroy(&workers[i].mutex);
     pthread_cond_destroy(&workers[i].wake);
   }
-  free(workers);
-  workers = NULL;
   worker_count = 0;
 }
 
 /* As many as the system gives. */
 static void begin(int count) {
-  workers = count ? aligned_alloc(128, sizeof(Worker) * (size_t)count) : NULL;
-  round_number = 0;
   pthread_attr_t attributes; /* musl's threads have 128 KB of stack, glibc's 8 MB of address space */
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, STACK_BYTES);
-  for (int i = 0; workers != NULL && i < count; i++) {
+  for (int i = 1; i <= count; i++) {
     Worker* worker = &workers[i];
-    atomic_init(&worker->go, 0);
-    atomic_init(&worker->asleep, 0);
-    worker->stop = 0;
+    atomic_store(&worker->asleep, 0);
+    atomic_store(&worker->stop, 0);
+    worker->seen = atomic_load(&loop.go);
     pthread_mutex_init(&worker->mutex, NULL);
     pthread_cond_init(&worker->wake, NULL);
     if (pthread_create(&worker->thread, &attributes, work, worker)) break;
-    worker_count = i + 1;
+    worker_count = i;
   }
   pthread_attr_destroy(&attributes);
+  threads_of_last = 0;
 }
 
 /* TVMBackendParallelLaunch: tasks 0 to num_task - 1 of a loop; 0 leaves the number to us. Tasks that wait for each
  * other do not exist here: nothing in mlcpipe makes such loops. */
-static int launch(Body loop, void* data, int num_task) {
-  if (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) return launch_elsewhere(loop, data, num_task);
+static int launch(Body body, void* data, int num_task) {
+  if (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) return launch_elsewhere(body, data, num_task);
   if (lost_count) {
     begin(lost_count);
     lost_count = 0;
   }
-  struct Cost* cost = &costs[((uintptr_t)loop >> 4) % COSTS];
-  int count = num_task ? num_task : (worker_count + 1) * parts_of(loop, cost);
-  int64_t began = watched_tokens ? now_ns() : 0;
-  body = loop;
-  closure = data;
-  atomic_store(&failed, 0);
-  atomic_store(&stopped, 0);
-  atomic_store(&left, count);
-  uint32_t round = ++round_number;
-  atomic_store(&ticket, (uint64_t)round << 32 | (uint64_t)count << 16);
-  for (int i = 0; i < worker_count; i++) call(&workers[i], round);
-  take_tasks();
-  wait_for_others();
-  int status = 0, task = atomic_load(&failed) - 1;
-  if (atomic_load(&stopped)) {
+  struct Cost* cost = &costs[((uintptr_t)body >> 4) % COSTS];
+  const int threads = most_threads && most_threads <= worker_count ? most_threads : worker_count + 1;
+  const int count = num_task ? num_task : threads * parts_of(body, cost);
+  const int64_t began = now_ns();
+  loop.body = body;
+  loop.closure = data;
+  atomic_store_explicit(&loop.failed, 0, memory_order_relaxed);
+  atomic_store_explicit(&loop.stopped, 0, memory_order_relaxed);
+  const uint32_t round = (uint32_t)(atomic_load(&loop.go) >> 32) + 1;
+  const int others = threads != threads_of_last;
+  if (others || round % ROUNDS_A_RENEWAL == 0) { /* so that no thread's round is half of all rounds behind */
+    for (int i = 0; i <= worker_count; i++) {
+      atomic_store(&workers[i].taken, (uint64_t)(round - 1) << 32 | MAX_TASKS);
+      atomic_store(&workers[i].done, (uint64_t)(round - 1) << 32);
+    }
+    threads_of_last = threads;
+  }
+  const uint64_t go = (uint64_t)round << 32 | (uint64_t)count << 16 | (uint64_t)threads;
+  atomic_store(&loop.go, go);
+  if (others) {
+    for (int i = 1; i < threads; i++) wake(&workers[i]);
+  } else {
+    wake_next(0, go);
+  }
+  run_tasks(0, go);
+  if (count > threads) run_tasks_of_others(0, go);
+  wait_for_others(go, began);
+  if (round % ROUNDS_A_CHECK == 0) check_caller();
+  int status = 0, task = atomic_load(&loop.failed) - 1;
+  if (atomic_load(&loop.stopped)) {
     status = raised();
   } else if (task >= 0) { /* once more on this thread, which then has the error's message */
     Group group = {NULL, count};
-    status = loop(task, &group, data);
+    status = body(task, &group, data);
   } else if (watched_tokens) {
-    *cost = (struct Cost){loop, (double)(now_ns() - began) / (double)watched_tokens};
+    *cost = (struct Cost){body, (double)(now_ns() - began) / (double)watched_tokens};
   }
   atomic_flag_clear_explicit(&in_use, memory_order_release);
   return status;
+}
+
+/* How many threads decode steps take: small models decode faster on two than on sixteen, and slow cores of a processor
+ * hold fast ones up. For each doubling of rows we time TRIES steps on all threads, then on half as many for as long as
+ * that is faster, and begin again after STEPS_A_CHOICE. */
+enum { TRIES = 6, STEPS_A_CHOICE = 1 << 14 };
+static _Thread_local mlcpipe_step_threads* choice; /* of the step that this thread is in, while it is timed */
+static _Thread_local int64_t step_began;
+
+static void begin_step(mlcpipe_step_threads* choices, int64_t rows) {
+  int row_class = 0;
+  while (row_class < MLCPIPE_ROW_CLASSES && rows >> (row_class + 1)) row_class++;
+  choice = NULL;
+  most_threads = 0;
+  if (row_class == MLCPIPE_ROW_CLASSES || fixed_threads) return;
+  choice = &choices[row_class];
+  if (choice->steps++ % STEPS_A_CHOICE == 0 || choice->most != worker_count + 1) {
+    *choice = (mlcpipe_step_threads){.most = worker_count + 1, .threads = worker_count + 1, .steps = 1};
+  }
+  most_threads = choice->threads;
+  if (choice->steps > STEPS_A_CHOICE / 2) choice = NULL; /* crowded all the time: no choice comes of it */
+  step_began = now_ns();
+}
+
+static void end_step(void) {
+  const int64_t now = now_ns(), ns = now - step_began;
+  if (choice != NULL && !choice->chosen && now >= atomic_load(&crowd.until)) {
+    if (!choice->ns || ns < choice->ns) choice->ns = ns;
+    if (++choice->tries == TRIES) {
+      if (choice->best_ns && choice->ns > choice->best_ns / 100 * 97) {
+        choice->threads *= 2;
+        choice->chosen = 1;
+      } else {
+        choice->best_ns = choice->ns;
+        choice->chosen = choice->threads % 2; /* an odd number is not halved, nor is 1 */
+        if (!choice->chosen) choice->threads /= 2;
+        choice->tries = 0;
+        choice->ns = 0;
+      }
+    }
+  }
+  choice = NULL;
 }
 
 /* Threads do not come along into a forked child, and a lock of another thread of the parent would stay locked there.
@@ -314,9 +484,8 @@ static int launch(Body loop, void* data, int num_task) {
 #ifndef __APPLE__
 static void after_fork(void) {
   lost_count += worker_count;
-  workers = NULL; /* their memory stays: one of them may have held its mutex */
   worker_count = 0;
-  atomic_store(&waiting, 0);
+  atomic_store(&loop.waiting, 0);
   pthread_mutex_init(&admin, NULL);
   pthread_mutex_init(&done_mutex, NULL);
   pthread_cond_init(&done, NULL);
@@ -331,7 +500,7 @@ static void resize(int count) {
   while (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) sched_yield();
   lost_count = 0;
   if (worker_count != count) {
-    end(worker_count);
+    end();
     begin(count);
   }
   atomic_flag_clear_explicit(&in_use, memory_order_release);
@@ -346,13 +515,20 @@ int TVMBackendParallelBarrier(int task_id, Group* group) {
   return 0;
 }
 
-int mlcpipe_pool_threads(int count) {
+int mlcpipe_pool_threads(int count, int fixed) {
   pthread_mutex_lock(&admin);
-  if (count > 0 && count <= MAX_THREADS) resize(count - 1);
+  if (count > 0 && count <= MAX_THREADS) {
+    fixed_threads = fixed;
+    resize(count - 1);
+  }
   int threads = worker_count + 1;
   pthread_mutex_unlock(&admin);
   return threads;
 }
+
+void mlcpipe_pool_begin_step(mlcpipe_step_threads* choices, int64_t rows) { begin_step(choices, rows); }
+
+void mlcpipe_pool_end_step(void) { end_step(); }
 
 void mlcpipe_pool_watch(const int* flag, int64_t tokens) {
   cancelled = flag;
@@ -393,8 +569,8 @@ static void keep_workspaces(int keep) {
   __TVMBackendFreeWorkspace = keep ? free_workspace : tvm_free;
 }
 
-/* mlcpipe_threads(n): n > 0 adds a user, whose loops run on n threads from now on, the caller's among them; 0 takes
- * a user away, and with the last one loops run as TVM would. Returns how many threads there are now, 0 for TVM's. */
+/* mlcpipe_threads(n, most): n > 0 adds a user, whose loops run on n threads from now on, the caller's among them, or with
+ * `most` decode steps on fewer if they are faster so; 0 takes a user away, and with the last one loops run as TVM would. Returns how many threads there are now, 0 for TVM's. */
 __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self, const Any* arguments, int32_t count,
                                                                     Any* result) {
   (void)self;
@@ -406,6 +582,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self,
       __TVMBackendParallelLaunch = launch;
       keep_workspaces(1);
     }
+    fixed_threads = count < 2 || !arguments[1].value;
     resize(wanted - 1);
   } else if (wanted == 0 && users > 0 && --users == 0) {
     __TVMBackendParallelLaunch = tvm_launch;
@@ -416,6 +593,22 @@ __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self,
   result->padding = 0;
   result->value = users ? worker_count + 1 : 0;
   pthread_mutex_unlock(&admin);
+  return 0;
+}
+
+/* mlcpipe_step(n): this thread begins a decode step of n rows, whose number of threads is chosen by time; 0: ends it;
+ * -1: begins something else, on all threads. Returns how many threads its loops run on from now on. */
+__attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_step(void* self, const Any* arguments, int32_t count,
+                                                                 Any* result) {
+  static mlcpipe_step_threads choices[MLCPIPE_ROW_CLASSES];
+  (void)self;
+  const int64_t rows = count > 0 ? arguments[0].value : 0;
+  if (rows) {
+    begin_step(choices, rows > 0 ? rows : INT64_MAX);
+  } else {
+    end_step();
+  }
+  *result = (Any){ANY_INT, 0, most_threads ? most_threads : worker_count + 1};
   return 0;
 }
 

@@ -1,4 +1,4 @@
-"""The memory that this process may still have: under cgroups of both versions, in containers, under ulimit."""
+"""The memory and processors that this process may have: under cgroups of both versions, in containers, under ulimit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mlcpipe.errors import BundleError
+from mlcpipe.host.cgroups import cpu_quota
 from mlcpipe.host.memory import free_memory
 from mlcpipe.support.files import read_bounded
 
@@ -73,6 +74,25 @@ def test_cgroups(tmp_path: Path, cgroup: str, folders: Mapping[str, Mapping[str,
 
 
 @pytest.mark.parametrize(
+    ("cgroup", "folders", "expected"),
+    [
+        pytest.param("0::/a/b\n", {"a": {"cpu.max": "150000 100000"}, "a/b": {"cpu.max": "max 100000"}}, 1.5, id="v2"),
+        pytest.param(
+            "2:cpu,cpuacct:/x\n", {"cpu/x": {"cpu.cfs_quota_us": 400000, "cpu.cfs_period_us": 100000}}, 4.0, id="v1"
+        ),
+        pytest.param(
+            "2:cpu:/x\n", {"cpu/x": {"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100000}}, None, id="v1 free"
+        ),
+        pytest.param("0::/a\n", {"a": {"cpu.max": "0 0"}}, None, id="nonsense"),
+    ],
+)
+def test_quota(
+    tmp_path: Path, cgroup: str, folders: Mapping[str, Mapping[str, object]], expected: float | None
+) -> None:
+    assert cpu_quota(tree(tmp_path, cgroup, folders)) == expected
+
+
+@pytest.mark.parametrize(
     ("cgroup", "folders"),
     [
         ("", {}),
@@ -104,6 +124,7 @@ def limited():
 
 
 ASK = """
+from mlcpipe.host.cgroups import cpu_quota
 from mlcpipe.host.memory import free_memory
 free_memory()
 limited()

@@ -43,7 +43,7 @@ class Result:
 
     `tokens` is the prompt's length, the depth at which decoding began or, of a batch, its sequences. For decoding
     `gb_s` is 10^9 bytes of weights and KV cache per second, as the engine counts them, and `share` its share of the
-    read bandwidth before and after each repeat, which changes within seconds on a shared machine.
+    read bandwidth before and after each repeat, which changes within seconds on a shared machine: at most all of it.
     """
 
     kind: str

@@ -141,7 +141,7 @@ def _decode(engine: Engine, opts: BenchOptions, tokens: list[int], depth: int, p
     for _ in range(opts.repeats):
         runs.append(once())
         after = probe.read()
-        shares.append(2 * runs[-1].decode_gb_s / (before + after))
+        shares.append(runs[-1].decode_gb_s / max((before + after) / 2, runs[-1].decode_gb_s))
         before = after
     speed = Speed.of(opts.decode_tokens, [run.decode_s for run in runs])
     gb_s = statistics.median(run.decode_gb_s for run in runs)

@@ -6,18 +6,17 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import psutil
+from typing import Any, cast
 
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import UsageError
+from mlcpipe.host.cpu import core_counts
 from mlcpipe.support.env import env
 
 MAX_THREADS = 1024
-_OWN_THREADS, _WATCH_SIGNALS = "mlcpipe_threads", "mlcpipe_watch_signals"
+_OWN_THREADS, _WATCH_SIGNALS, _STEP = "mlcpipe_threads", "mlcpipe_watch_signals", "mlcpipe_step"
 _SHARE_ALL_CORES = -3  # TVM's kSpecifyThreadShareAllCore: the operating system places and moves the threads
 
 
@@ -45,16 +44,28 @@ def _wanted(threads: int | None) -> int:
 def own_threads(module: Any, threads: int | None, owner: object) -> int | None:
     """Run the parallel loops of a compiled library on its own threads (`mlcpipe/native/pool.c`) while `owner` lives.
 
-    They take parts of a loop one after the other and sleep during long waits, so that another process on a core
-    costs little more than its share. Returns their number, the caller's included; None for a library without a pool
-    (Windows), which keeps TVM's. `threads` is as for `use_threads`.
+    They take over parts of a loop that others have not begun, and sleep during long waits, so that another process on
+    a core costs little more than its share. Returns their number, the caller's included; None for a library without a
+    pool (Windows), which keeps TVM's. `threads` is as for `use_threads`; where nobody says how many, decode steps take
+    fewer if they are faster so.
     """
     if not module.implements_function(_OWN_THREADS, query_imports=True):
         return None
     start = module.get_function(_OWN_THREADS, query_imports=True)
-    running = int(start(_wanted(threads)))
+    running = int(start(_wanted(threads), threads is None and not env().threads))
     weakref.finalize(owner, start, 0)
     return running
+
+
+def step_threads(module: Any) -> Callable[[int], Any]:
+    """A function of a compiled library that is told what this thread computes next.
+
+    n > 0: a decode step of n rows, whose number of threads is chosen by time; 0: the step is over; -1: something else,
+    on all threads. Without a library, or of one without a pool, it does nothing.
+    """
+    if module is None or not module.implements_function(_STEP, query_imports=True):
+        return lambda rows: None
+    return cast("Callable[[int], Any]", module.get_function(_STEP, query_imports=True))
 
 
 @contextmanager
@@ -78,8 +89,7 @@ def interruptible(module: Any, tokens: int) -> Iterator[None]:
 
 def physical_cores() -> int:
     """Physical cores that this process may use, at least 1."""
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    return max(1, min(cores, len(_processors())))
+    return core_counts()[0]
 
 
 def _processors() -> list[int]:

@@ -145,7 +145,7 @@ int32_t mlcpipe_info(mlcpipe_engine engine, mlcpipe_engine_info* info) {
   return Guarded([&] {
     const auto open = Engines::Global().Get(engine);
     Give({0, open->manifest().model.vocab_size, open->plan().context_length, open->variant().c_str(),
-          mlcpipe_pool_threads(0), open->device().kind.c_str(), open->device().title.c_str()},
+          mlcpipe_pool_threads(0, 0), open->device().kind.c_str(), open->device().title.c_str()},
          info);
   });
 }
@@ -267,7 +267,7 @@ int32_t mlcpipe_trim(mlcpipe_engine engine) {
 }
 
 int32_t mlcpipe_set_threads(int32_t threads) {
-  return Guarded([&] { mlcpipe::SetThreads(threads); });
+  return Guarded([&] { mlcpipe::SetThreads(threads, true); });
 }
 
 int32_t mlcpipe_set_background(int32_t background) {

@@ -73,7 +73,7 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
   } else {
     model_.emplace(manifest_, device_, *library_, std::move(weights), plan_, &cancelled_);
   }
-  SetThreads(options.threads ? options.threads : DefaultThreads());
+  SetThreads(options.threads ? options.threads : DefaultThreads(), options.threads || !device_.on_host());
   load_s_ = Seconds(began_);
 }
 
@@ -85,13 +85,13 @@ Engine::~Engine() {
   ReleasePools();
 }
 
-void SetThreads(int threads) {
+void SetThreads(int threads, bool fixed) {
   if (threads < 1 || threads > kMaxThreads) {
     throw Error(Code::kUsage, "threads")
         .Expected("an integer from 1 to " + std::to_string(kMaxThreads))
         .Found(std::to_string(threads));
   }
-  mlcpipe_pool_threads(threads);
+  mlcpipe_pool_threads(threads, fixed);
 }
 
 // A call may begin while another thread closes the engine: then one of both sees what the other wrote.

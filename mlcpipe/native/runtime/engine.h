@@ -32,8 +32,8 @@ struct Request {
   double timeout_s = 0;        // of several: from `Submit` to the end; 0: none
 };
 
-// Sets the threads of all engines of the process. Throws kUsage.
-void SetThreads(int threads);
+// Sets the threads of all engines of the process; unless `fixed`, decode steps may take fewer. Throws kUsage.
+void SetThreads(int threads, bool fixed);
 
 // The device for the code of a bundle. Throws kTarget where that is for another than `wanted`, kUsage for a word that is
 // none.

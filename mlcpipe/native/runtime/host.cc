@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <sstream>
 #include <vector>
@@ -83,6 +84,8 @@ std::set<std::string> Reported() {
 }
 #endif
 
+constexpr const char* kCgroups = "/sys/fs/cgroup";
+
 // The memory that a cgroup leaves: its limit minus its use; files that were not used for long are free.
 void AddCgroup(const std::string& folder, FreeMemory* least) {
   int64_t limit = INT64_MAX;
@@ -99,21 +102,32 @@ void AddCgroup(const std::string& folder, FreeMemory* least) {
   if (left < least->bytes) *least = {left, "the " + SizeWords(limit) + " of its cgroup"};
 }
 
-// The cgroups of this process that count memory, and their parents: cgroups(7). A container may see the path that its
+// The share of processor time that a cgroup grants, in processors.
+void AddQuota(const std::string& folder, double* least) {
+  std::istringstream words(ReadText(folder + "/cpu.max"));  // "max 100000" without a limit
+  int64_t quota = 0, period = 0;
+  if (!(words >> quota >> period)) {
+    quota = ReadNumber(folder + "/cpu.cfs_quota_us");
+    period = ReadNumber(folder + "/cpu.cfs_period_us");
+  }
+  if (quota > 0 && period > 0) *least = std::min(*least, static_cast<double>(quota) / static_cast<double>(period));
+}
+
+// The cgroups of this process with a controller, and their parents: cgroups(7). A container may see the path that its
 // host has for it, of which an end lies below the mount point, or nothing.
-void AddCgroups(FreeMemory* least) {
+void ForCgroups(const std::string& controller, const std::function<void(const std::string&)>& add) {
   std::istringstream lines(ReadText("/proc/self/cgroup"));
   for (std::string line; std::getline(lines, line);) {
     const size_t one = line.find(':'), two = line.find(':', one + 1);
     if (two == std::string::npos) continue;
     const bool second = line.substr(0, one) == "0";
     const std::string controllers = "," + line.substr(one + 1, two - one - 1) + ",";
-    if (!second && controllers.find(",memory,") == std::string::npos) continue;
-    for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/memory"}) {
+    if (!second && controllers.find("," + controller + ",") == std::string::npos) continue;
+    for (const std::string& mount : {std::string(kCgroups), kCgroups + std::string("/unified"), kCgroups + ("/" + controller)}) {
       for (std::string end = line.substr(two + 1); !end.empty(); end = end.substr(std::min(end.find('/', 1), end.size()))) {
-        for (std::string part = end; !part.empty(); part.resize(part.rfind('/'))) AddCgroup(mount + part, least);
+        for (std::string part = end; !part.empty(); part.resize(part.rfind('/'))) add(mount + part);
       }
-      AddCgroup(mount, least);
+      add(mount);
     }
   }
 }
@@ -156,15 +170,18 @@ int DefaultThreads() {
   for (const Core& core : cores) {
     if (core.capacity * 10 >= best * 6) good.insert({core.package, core.id});
   }
-  const int count = std::max(1, static_cast<int>(good.size()));
-  return best == worst ? count : std::min(count, 4);
+  int count = static_cast<int>(good.size());
+  if (best != worst) count = std::min(count, 4);
+  double quota = count;
+  ForCgroups("cpu", [&](const std::string& folder) { AddQuota(folder, &quota); });
+  return std::max(1, static_cast<int>(quota));
 }
 
 FreeMemory FindFreeMemory() {
   FreeMemory least{INT64_MAX, ""};
   const int64_t available = NumberAfter(ReadText("/proc/meminfo"), "MemAvailable:");
   if (available >= 0) least.bytes = available * 1024;
-  AddCgroups(&least);
+  ForCgroups("memory", [&](const std::string& folder) { AddCgroup(folder, &least); });
   const std::string status = ReadText("/proc/self/status");
   AddLimit(RLIMIT_AS, NumberAfter(status, "VmSize:"), "RLIMIT_AS (ulimit -v)", &least);
   AddLimit(RLIMIT_DATA, NumberAfter(status, "VmData:"), "RLIMIT_DATA (ulimit -d)", &least);

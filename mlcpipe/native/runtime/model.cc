@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "host.h"
-#include "pool.h"
 #include "tensors.h"
 #include "text/json.h"
 #include "workspace.h"
@@ -189,6 +188,7 @@ void Model::ComputePrompt(int64_t count, const Tensor& rows, const Tensor& logit
   std::copy_n(now_->tokens.begin() + length(), count, Data<int32_t>(ids));
   Compute(count, [&](const Tensor& step) {
     const Watch watch(cancelled_, count);
+    mlcpipe_pool_begin_step(step_threads_, INT64_MAX);
     prefill_(device_.Put(ids), device_.Put(rows), device_.Put(step), logits, states_, weights_.For(ids));
     device_.Wait();  // so that a cancel waits for one chunk, not for all
   });
@@ -197,6 +197,7 @@ void Model::ComputePrompt(int64_t count, const Tensor& rows, const Tensor& logit
 int32_t Model::Decode(int32_t token, Row* drawn) {
   *Data<int32_t>(id_) = token;
   Compute(1, [&](const Tensor& step) {
+    const DecodeStep timed(step_threads_, 1);
     decode_(id_on_device_.Put(id_), step_on_device_.Put(step), decode_logits_, states_, weights_.For(id_));
   });
   return Draw(decode_logits_, drawn);

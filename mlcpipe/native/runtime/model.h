@@ -15,6 +15,7 @@
 #include "device.h"
 #include "library.h"
 #include "plan.h"
+#include "pool.h"
 #include "sampler.h"
 #include "serving/prefix_tree.h"
 #include "step.h"
@@ -81,6 +82,7 @@ class Model {
   TokenTables weights_;
   tvm::ffi::Array<tvm::runtime::Tensor> states_;
   const int* cancelled_;
+  mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
   std::optional<serving::PagePool> pool_;
   std::optional<serving::PrefixTree> tree_;
   serving::SequencePointer now_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from mlcpipe.bundle.memory import Units
 from mlcpipe.bundle.states import first_page, group_of, windows_of
 from mlcpipe.devices.base import Reused
 from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.devices.support.threads import step_threads
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import AdapterStore
 from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_spans
@@ -79,6 +81,7 @@ class Executor:
             self._logits, self._most_rows = [self._empty(first_rows or decode_rows) for _ in range(2)], decode_rows
             self._decode_logits: dict[int, Any] = {}  # views of the first, by rows
             self._tables = TokenTables(bundle)
+            self._begin = step_threads(bundle.library.module if self._device.on_host else None)
             self._decode_ids, self._decode_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
         self.hidden: Any = None
@@ -160,12 +163,14 @@ class Executor:
         params, gathered = self._tables.decode(tokens)
         key = ids, step, *gathered
         if any(one.sequence.request.adapter for one in rows):
-            return Forward(self._adapted(self._decode_adapted, (ids,), step, logits, params), (*key, "adapted"))
+            launch = partial(self._adapted, len(tokens), self._decode_adapted, (ids,), step, logits, params)
+            return Forward(launch, (*key, "adapted"))
         if self.hidden is not None:
             self.hidden_rows = _rows_of((one.sequence, one.sequence.computed, len(one.tokens)) for one in rows)
             inputs = ids, tvm_runtime.view(self.hidden, (len(tokens), self.hidden.shape[1]))
-            return Forward(self._forward(self._decode_hidden, inputs, step, logits, params), (*key, "hidden"))
-        return Forward(self._forward(self._decode, (ids,), step, logits, params), key)
+            launch = partial(self._forward, len(tokens), self._decode_hidden, inputs, step, logits, params)
+            return Forward(launch, (*key, "hidden"))
+        return Forward(partial(self._forward, len(tokens), self._decode, (ids,), step, logits, params), key)
 
     def prefill(self, rows: abc.Sequence[PrefillRows], *, all_rows: bool = False) -> Forward:
         """The forward of prefill rows; logits of the last row of each, for each of its `drawing`, or of all rows."""
@@ -185,13 +190,14 @@ class Executor:
         logits = self._empty(len(wanted)) if all_rows else self._logits_of(1, len(wanted))
         self.prompt_hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
-            return Forward(self._adapted(self._prefill_adapted, ids, step, logits, params), None)
+            launch = partial(self._adapted, -1, self._prefill_adapted, ids, step, logits, params)
+            return Forward(launch, None)
         function = self._prefill
         if self.hidden_of_prompts is not None and not all_rows:
             self.prompt_hidden_rows = _rows_of((one.sequence, one.begin, one.rows) for one in rows)
             width = self.hidden_of_prompts.shape[1]
             function, ids = self._prefill_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
-        return Forward(self._forward(function, ids, step, logits, params), None)
+        return Forward(partial(self._forward, -1, function, ids, step, logits, params), None)
 
     def _logits_of(self, kind: int, rows: int) -> Any:
         """Logits f32[rows, V] of a forward: 0 decode, 1 prefill."""
@@ -202,16 +208,16 @@ class Executor:
     def _empty(self, rows: int) -> Any:
         return tvm_runtime.empty((rows, self._vocab), "float32", self._device.handle)
 
-    def _forward(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, *weights: Any) -> Callable[[], Any]:
-        def launch() -> Any:
-            function(*ids, step, logits, self.states, *weights)
-            return logits
+    def _forward(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, *weights: Any) -> Any:
+        """Launch a forward; `rows` of a decode step, -1 of prompts."""
+        self._begin(rows)
+        function(*ids, step, logits, self.states, *weights)
+        self._begin(0)
+        return logits
 
-        return launch
-
-    def _adapted(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, params: Any) -> Callable[[], Any]:
+    def _adapted(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, params: Any) -> Any:
         assert self.adapters is not None
-        return self._forward(function, ids, step, logits, self.adapters.tensors, params)
+        return self._forward(rows, function, ids, step, logits, self.adapters.tensors, params)
 
 
 def _rows_of(rows: Iterable[tuple[Sequence, int, int]]) -> dict[Sequence, HiddenRows]:

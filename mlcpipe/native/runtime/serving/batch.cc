@@ -2,7 +2,6 @@
 
 #include "model.h"
 #include "plan.h"
-#include "pool.h"
 #include "workspace.h"
 
 namespace mlcpipe::serving {
@@ -129,7 +128,10 @@ void Batch::Decode(const serving::Step& step) {
   SetRows(decode_logits_, static_cast<int64_t>(ids_.size()));
   const Tensor& step_data = buffer_.Fill(spans_.data(), spans_.size());
   const Tensor& ids = ids_data_.Fill(ids_);
-  decode_(device_.Put(ids), device_.Put(step_data), decode_logits_, states_, weights_.For(ids));
+  {
+    const DecodeStep timed(step_threads_, static_cast<int64_t>(ids_.size()));
+    decode_(device_.Put(ids), device_.Put(step_data), decode_logits_, states_, weights_.For(ids));
+  }
   Draw(decode_logits_);
 }
 
@@ -154,6 +156,7 @@ void Batch::Prefill(const serving::Step& step) {
     const struct Unwatch {
       ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
     } unwatch;
+    mlcpipe_pool_begin_step(step_threads_, INT64_MAX);
     const Tensor& ids = ids_data_.Fill(ids_);
     prefill_(device_.Put(ids), device_.Put(wanted_data_.Fill(wanted_)),
              device_.Put(buffer_.Fill(spans_.data(), spans_.size())), prefill_logits_, states_, weights_.For(ids));

@@ -10,6 +10,7 @@
 #include "answer_types.h"
 #include "library.h"
 #include "plan.h"
+#include "pool.h"
 #include "sampler.h"
 #include "serving/scheduler.h"
 #include "step.h"
@@ -61,6 +62,7 @@ class Batch {
   TokenTables weights_;
   tvm::ffi::Array<tvm::runtime::Tensor> states_;
   const int* cancelled_;
+  mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
   Scheduler scheduler_;
   StepBuffer buffer_;
   Sampler sampler_;

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mlcpipe import Engine
 
 DEMO = Path(__file__).resolve().parents[1] / "apps" / "demo_model" / "checkpoint"
+HYBRID = DEMO.with_name("hybrid")  # trained, with recurrent layers and one that drafts
 # A target of one variant, the one for this machine. LLVM optimizes its kernels in `make test-optimized` and
 # `make test-everything` alone; the demo model's, and some of each kind in tests/kernels, have users' code in all tiers.
 OPTIMIZED = bool(os.environ.get("MLCPIPE_TEST_OPTIMIZED"))
@@ -270,6 +271,13 @@ def demo_bundles(own_cache: Path, shared: Path) -> Bundles:
     """Bundles of the demo model. Read only: copy one before you change it."""
     (shared / "demo").mkdir(exist_ok=True)
     return Bundles(DEMO, shared / "demo", "cpu-native")
+
+
+@pytest.fixture(scope="session")
+def hybrid_bundles(own_cache: Path, shared: Path) -> Bundles:
+    """Bundles of the trained hybrid. Read only."""
+    (shared / "hybrid").mkdir(exist_ok=True)
+    return Bundles(HYBRID, shared / "hybrid")
 
 
 @pytest.fixture(scope="session")

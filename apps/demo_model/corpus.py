@@ -42,9 +42,10 @@ class Sampler:
     knowledge: Knowledge
     rng: random.Random
     heldout: frozenset[str]
+    topics: tuple[str, ...] = ("",)  # what the names of its entries begin with, apart from those of second turns
 
     def __post_init__(self) -> None:
-        self._names = list(self.knowledge.entries)
+        self._names = [name for name in self.knowledge.entries if name.startswith(self.topics)]
         self._weights = list(itertools.accumulate(self.knowledge.entries[n].weight for n in self._names))
 
     def question(self, grammars: tuple[str, ...]) -> str:
@@ -89,10 +90,10 @@ class Sampler:
         return out
 
 
-def sampler(seed: int) -> Sampler:
-    """A sampler of the repository's knowledge, without the held-out questions."""
+def sampler(seed: int, topics: tuple[str, ...] = ("",)) -> Sampler:
+    """A sampler of the repository's knowledge of these topics, without the held-out questions."""
     heldout = frozenset(normalize(q) for half in ("dev", "test") for _, q in read_heldout(half))
-    return Sampler(read_knowledge(), random.Random(seed), heldout)
+    return Sampler(read_knowledge(), random.Random(seed), heldout, topics)
 
 
 def is_right(answer: str, keys: tuple[str, ...]) -> bool:

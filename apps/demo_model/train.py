@@ -88,11 +88,11 @@ class Batch:
 class Rows:
     """Endless batches: short conversations sorted by length, and long ones that cover the whole context."""
 
-    def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
+    def __init__(self, tokenizer: Tokenizer, recipe: Recipe, sampler: corpus.Sampler, seed: int) -> None:
         self._tokenizer = tokenizer
         self._recipe = recipe
-        self._sampler = corpus.sampler(recipe.seed)
-        self._random = random.Random(recipe.seed + 1)
+        self._sampler = sampler
+        self._random = random.Random(seed)
 
     def _row(self, length: int) -> chatml.Sample:
         """One row: prose, or a conversation cut to `length` tokens; `length` 0 is one or two turns."""
@@ -210,7 +210,8 @@ def main() -> None:
     weights = llama.initial_weights(shape, recipe.seed)
     print(f"{sum(w.numel() for w in weights.values())} weights", flush=True)
     save = functools.partial(save_checkpoint, weights, shape, tokenizer, arguments.output)
-    train(weights, shape, Rows(tokenizer, recipe), recipe, save)
+    rows = Rows(tokenizer, recipe, corpus.sampler(recipe.seed), recipe.seed + 1)
+    train(weights, shape, rows, recipe, save)
     save()
 
 

@@ -30,7 +30,7 @@ from mlcpipe.targets import Variant
 from tir_schedules.op import is_by_hand, op_of
 
 # LLVM's attributes for instructions that kernels call by name, and no other code has.
-_BYTE_PRODUCTS = frozenset({"+amx-tile", "+amx-int8", "+avxvnni", "+i8mm"})
+_BYTE_PRODUCTS = frozenset({"+amx-tile", "+amx-bf16", "+avxvnni", "+i8mm"})
 
 
 @dataclass(frozen=True)

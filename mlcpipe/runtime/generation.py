@@ -94,6 +94,7 @@ class Generation:
             load_s=self.load_s,
             decode_bytes=steps * plan.weights_read + kv_tokens * self.manifest.kv_bytes_per_token,
             dropped_tokens=last.dropped,
+            cache_miss=last.cache_miss,
         )
 
 

@@ -107,6 +107,28 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class CacheMiss:
+    """Why no more of a prompt was reused than was.
+
+    first_prompt     nothing was computed before
+    prompt_differs   from all earlier prompts and answers at `token`, counted from 0
+    evicted          it was computed, and its memory was needed for others
+    state_evicted    the same of the recurrent state that the next token needs
+    no_checkpoint    no recurrent state was kept where the prompt could continue
+    adapter_differs  it was computed with another adapter, or without one
+    length_differs   it was computed for a length to which RoPE has other frequencies
+    deterministic    it was computed as an answer, and the request takes prompts alone
+    """
+
+    reason: str
+    token: int | None = None
+
+    def described(self) -> dict[str, str | int]:
+        """As JSON: `token` only where there is one."""
+        return {"reason": self.reason} if self.token is None else {"reason": self.reason, "token": self.token}
+
+
+@dataclass(frozen=True)
 class Stats:
     """Counts and seconds of one generation.
 
@@ -118,6 +140,7 @@ class Stats:
     load_s              seconds to open the bundle
     decode_bytes        bytes of weights and KV cache that the decode steps read, all together
     dropped_tokens      tokens of prompt and answer that a shifted context lost
+    cache_miss          why no more tokens were reused; None if those are all that were computed before
     """
 
     prompt_tokens: int
@@ -128,6 +151,7 @@ class Stats:
     load_s: float
     decode_bytes: int = 0
     dropped_tokens: int = 0
+    cache_miss: CacheMiss | None = None
 
     @property
     def prefill_tok_s(self) -> float:

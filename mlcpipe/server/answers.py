@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlcpipe.runtime.answer_reader import AnswerReader, Reading
 from mlcpipe.runtime.sampler import named_logprob
-from mlcpipe.runtime.sampling_params import CallPiece, TokenLogprob, ToolCall, add_pieces
+from mlcpipe.runtime.sampling_params import CacheMiss, CallPiece, TokenLogprob, ToolCall, add_pieces
 from mlcpipe.runtime.serving.interface import Request, ServingEngine, Stream, TokenEvent
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.errors import ApiError, refused
@@ -43,6 +44,8 @@ class Delta:
 class Usage:
     """Token counts: `cached` of the prompt from the prefix cache, `reasoning` within the answer.
 
+    `miss`: why no more was cached, of the first prompt for which there is a reason.
+
     `predicted`: of a client's prediction, the accepted and the rejected tokens. `dropped`: tokens of prompt and answers
     lost to context shifts; None if contexts are not shifted.
     """
@@ -53,11 +56,13 @@ class Usage:
     reasoning: int = 0
     predicted: tuple[int, int] | None = None
     dropped: int | None = None
+    miss: CacheMiss | None = None
 
     @property
-    def dropped_json(self) -> dict[str, int]:
-        """Extra fields of servers that shift contexts."""
-        return {} if self.dropped is None else {"dropped_tokens": self.dropped}
+    def own_json(self) -> dict[str, Any]:
+        """Fields that no other server has: `cache_miss`, and `dropped_tokens` of servers that shift contexts."""
+        dropped = {} if self.dropped is None else {"dropped_tokens": self.dropped}
+        return dropped if self.miss is None else {"cache_miss": self.miss.described(), **dropped}
 
 
 class Waker:
@@ -222,7 +227,9 @@ class _Choice:
             self._tokens += 1
             self._timer.token(event.queued_s)
             self._usage.completion += 1
-            self._usage.cached += event.cached_tokens if self._tokens == 1 and self._counts_cached else 0
+            if self._tokens == 1 and self._counts_cached:
+                self._usage.cached += event.cached_tokens
+                self._usage.miss = self._usage.miss or event.cache_miss
             self._usage.reasoning += self._reader.inside
             if event.logprob is not None and event.token not in self.stream.request.stop_ids:
                 top = [(token, max(logprob, LOWEST_LOGPROB)) for token, logprob in event.top]

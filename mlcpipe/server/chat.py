@@ -185,7 +185,7 @@ def _token(one: TokenLogprob) -> dict[str, Any]:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Usage in OpenAI's form, with tokens of a prediction and tokens dropped by context shifts, if any."""
+    """Usage in OpenAI's form, with tokens of a prediction and `Usage.own_json`, if any."""
     predicted = {}
     if usage.predicted is not None:
         right, wrong = usage.predicted
@@ -196,5 +196,5 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning, **predicted},
-        **usage.dropped_json,
+        **usage.own_json,
     }

@@ -199,14 +199,14 @@ def _end(blocks: Blocks) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": last.stop_string if reason == "stop_sequence" else None}
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _usage(usage: Usage) -> dict[str, Any]:
     """Usage in Anthropic's form: tokens from the cache are not input."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "output_tokens": usage.completion,
         "cache_read_input_tokens": usage.cached,
         "cache_creation_input_tokens": 0,
-        **usage.dropped_json,
+        **usage.own_json,
     }
 
 

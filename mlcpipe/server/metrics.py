@@ -54,6 +54,12 @@ class _EngineCollector(Collector):
             ("spec_decode_num_accepted_tokens", "Of these, accepted tokens.", stats.accepted),
         ):
             yield CounterMetricFamily(f"mlcpipe_{name}", text, value=value)
+        misses = CounterMetricFamily(
+            "mlcpipe_prefix_cache_misses", "Requests that could not start later, by the reason.", labels=["reason"]
+        )
+        for reason, count in sorted(stats.misses.items()):
+            misses.add_metric([reason], count)
+        yield misses
         ended = CounterMetricFamily("mlcpipe_request_success", "Requests that ended.", labels=["finished_reason"])
         for reason, count in sorted(stats.finished.items()):
             ended.add_metric([reason], count)

@@ -99,5 +99,5 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,
-        **usage.dropped_json,
+        **usage.own_json,
     }

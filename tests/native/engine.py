@@ -51,7 +51,7 @@ _Sampling = _struct(
 )  # fmt: skip
 _Statistics = _struct(
     "Statistics", finish=_I32, prompt_tokens=_I64, cached_tokens=_I64, completion_tokens=_I64, decode_bytes=_I64,
-    load_s=_F64, prefill_s=_F64, decode_s=_F64,
+    load_s=_F64, prefill_s=_F64, decode_s=_F64, cache_miss=_TEXT, cache_miss_token=_I64,
 )  # fmt: skip
 
 
@@ -96,6 +96,8 @@ class Answer:
     load_s: float
     prefill_s: float
     decode_s: float
+    cache_miss: bytes | None
+    cache_miss_token: int
 
 
 class Runtime:

@@ -144,6 +144,9 @@ void Run() {
     if (step) PrintEvents("events", scheduler.Settle(*step, drawn, settled));
     std::cout << ",\"has_work\":" << scheduler.has_work() << "}\n";
   }
+  PrintList(sequences, [](const SequencePointer& one) {
+    std::cout << "[\"" << (one->miss.reason ? one->miss.reason : "") << "\"," << one->miss.token << "]";
+  });
 }
 
 // Loads and the seconds that they took: prints what the cost model then expects.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcpipe.runtime.sampling_params import CacheMiss
 from mlcpipe.runtime.serving.cost_model import DEFAULT_COSTS, CostModel, Load
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
@@ -38,7 +39,7 @@ def _listed(numbers: Iterable[object]) -> list[object]:
 
 
 def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the program makes of a trace's requests and drawn tokens, by turn."""
+    """What the program makes of a trace's requests and drawn tokens, by turn; last why no more was reused, by request."""
     limits, groups = trace["limits"], trace["groups"]
     above = -1 if limits["recompute_above"] is None else limits["recompute_above"]
     words: list[object] = [len(groups), *(group[name] for group in groups for name in ("pages", "window"))]
@@ -66,8 +67,9 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def assert_same_plans(program: Path, trace: dict[str, Any]) -> None:
-    found = replayed(program, trace)
+    *found, misses = replayed(program, trace)
     assert len(found) == len(trace["turns"])
+    assert misses == trace.get("misses", misses)
     for number, (expected, one) in enumerate(zip(trace["turns"], found)):
         assert one["cancelled"] == 1, number
         for name in ("expired", "plan", "events"):
@@ -86,6 +88,12 @@ class Failing(Recording):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.failed: set[int] = set()
+        self.everybody: list[Sequence] = []
+
+    def submit(self, tokens: Any, max_tokens: int = 8, **rest: Any) -> Sequence:
+        """As `Recording.submit`."""
+        self.everybody.append(super().submit(tokens, max_tokens, **rest))
+        return self.everybody[-1]
 
     def fail(self, sequence: Sequence) -> None:
         """End it with an error."""
@@ -104,7 +112,9 @@ class Failing(Recording):
         raise AssertionError("it does not end")
 
     def trace(self) -> dict[str, Any]:
-        return {**super().trace(), "failed": self.failed}
+        misses = [one.miss or CacheMiss("") for one in self.everybody]
+        listed = [[one.reason, -1 if one.token is None else one.token] for one in misses]
+        return {**super().trace(), "failed": self.failed, "misses": listed}
 
 
 def random_trace(seed: int) -> Failing:

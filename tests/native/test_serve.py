@@ -84,13 +84,22 @@ def test_without_a_seed_answers_differ(server: Running) -> None:
     assert len({httpx2.post(server.url + TEXT, json=body).json()["choices"][0]["text"] for _ in range(4)}) > 1
 
 
+def test_usage_says_where_a_prompt_differs(server: Running) -> None:
+    asked = ["Count up: " + " ".join(map(str, numbers)) for numbers in (range(60), [*range(50), 7, *range(51, 60)])]
+    usages = [httpx2.post(server.url + TEXT, json={"prompt": text, "max_tokens": 1}).json()["usage"] for text in asked]
+    assert usages[0]["cache_miss"]["reason"] in ("first_prompt", "prompt_differs")
+    miss, cached = usages[1]["cache_miss"], usages[1]["prompt_tokens_details"]["cached_tokens"]
+    assert miss["reason"] == "prompt_differs" and cached <= miss["token"] < cached + 16 and cached >= 48
+
+
 def shape(value: Any, path: str = "") -> Any:
     """JSON without what differs from call to call; of errors, without their words."""
     hidden = ("id", "created", "cached_tokens", "system_fingerprint")
     if isinstance(value, dict):
         if "error" in value:
             return {key: value["error"][key] for key in ("type", "param", "code")} | {"keys": sorted(value["error"])}
-        return {key: type(one).__name__ if key in hidden else shape(one) for key, one in sorted(value.items())}
+        listed = sorted((key, one) for key, one in value.items() if key != "cache_miss")
+        return {key: type(one).__name__ if key in hidden else shape(one) for key, one in listed}
     return [shape(one) for one in value] if isinstance(value, list) else value
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the checkpoint is a transformers mod
 
 import mlcpipe
 from mlcpipe import SamplingParams
-from tests.conftest import QUICK
+from tests.conftest import QUICK, Bundles
 from tests.models import tiny
 from tests.native.engine import CANCELLED, NativeEngine, NativeError, Runtime
 
@@ -109,6 +109,25 @@ def test_answers_together(native: Open) -> None:
         found.append([one.end.cached_tokens for one in several])
         prompts = [[*tokens, *one.tokens, 7] for tokens, one in zip(prompts, several)]
     assert min(found[0][1:3]) >= 64 and max(found[1][:3]) >= 80
+
+
+@pytest.mark.parametrize("drawn", [SamplingParams(temperature=0.0), DRAWN], ids=["greedy", "drawn"])
+def test_ten_turns_of_the_trained_hybrid(
+    drawn: SamplingParams, hybrid_bundles: Bundles, runtime: Runtime, copy_of: Callable[[Path], Path]
+) -> None:
+    """Each computes what is new, has Python's tokens, and says as Python why no more was reused."""
+    bundle, messages = hybrid_bundles["q8f16_0"], list[dict[str, str]]()
+    native = runtime.open(copy_of(bundle), threads=1, context_length=768)
+    with mlcpipe.Engine(bundle, threads=1, context_length=768, draft="off") as python:
+        for number in range(10):
+            messages.append({"role": "user", "content": f"What is a token, {number} times?"})
+            expected = python.chat(messages, sampling=drawn, max_tokens=30)
+            prompt = python.tokenizer.encode_chat(messages)
+            found = native.generate(prompt, drawn, max_tokens=30, stop_ids=[2])
+            assert (found.tokens, found.cached_tokens) == (expected.token_ids, expected.stats.cached_tokens)
+            assert found.cache_miss == (None if number else b"first_prompt")
+            messages.append({"role": "assistant", "content": expected.text})
+    assert found.cached_tokens > 200
 
 
 @pytest.mark.parametrize("bundle", [WINDOWS], indirect=True, ids=["windows"])

@@ -60,6 +60,19 @@ def test_the_prompt_s_cached_tokens_are_told(ai: Any) -> None:
     assert (
         once[1].usage.prompt_tokens_details.cached_tokens == (once[1].usage.prompt_tokens - 1) // 16 * 16
     )  # whole pages
+    assert "cache_miss" not in once[1].usage.model_dump()
+
+
+def test_usage_and_metrics_say_why_no_more_was_cached(ai: Any, server: Any) -> None:
+    numbers = [" ".join(map(str, one)) for one in (range(60), [*range(50), 7, *range(51, 60)])]
+    texts = [
+        ai.chat.completions.create(model=NAME, messages=[{"role": "user", "content": one}], max_tokens=1)
+        for one in numbers
+    ]
+    miss, cached = texts[1].usage.cache_miss, texts[1].usage.prompt_tokens_details.cached_tokens
+    assert miss["reason"] == "prompt_differs" and 48 <= cached <= miss["token"] < cached + 16
+    text = httpx2.get(server.url + "/metrics").text
+    assert 'mlcpipe_prefix_cache_misses_total{reason="prompt_differs"}' in text
 
 
 def test_a_stop_string_ends_the_text_before_it(ai: Any, expected: str) -> None:

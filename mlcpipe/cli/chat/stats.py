@@ -55,6 +55,9 @@ def stats_line(stats: Stats, peak_gb_s: float | None, weights_bytes: int, cache_
     if stats.decode_gb_s > 0:
         share = bandwidth_share(stats.decode_gb_s, peak_gb_s, weights_bytes, cache_bytes)
         parts.append(f"{stats.decode_gb_s:.1f} GB/s{share}")
+    if stats.cache_miss is not None and stats.cache_miss.reason != "first_prompt":
+        at = "" if stats.cache_miss.token is None else f" at token {stats.cache_miss.token}"
+        parts.append(f"no more cached: {stats.cache_miss.reason.replace('_', ' ')}{at}")
     if stats.dropped_tokens:
         parts.append(f"{stats.dropped_tokens} dropped")
     return " · ".join(parts)

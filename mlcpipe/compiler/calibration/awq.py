@@ -29,7 +29,7 @@ from mlcpipe.support.defaults import SEARCH
 Array = NDArray[Any]
 
 _POWERS = np.linspace(0.1, 1.0, 10)
-_GROUP = 256  # columns of an input with one scale of int8, see tir_schedules/cpu/int8_gemm.py
+_GROUP = 32  # columns of an input with one scale of int8, see tir_schedules/cpu/int8_activations.py
 _ROWS = 512  # of each matrix, to measure the error with
 SAMPLE = 512  # rows of their inputs
 

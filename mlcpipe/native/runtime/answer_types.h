@@ -4,11 +4,14 @@
 
 #include <cstdint>
 
+#include "serving/sequence.h"
+
 namespace mlcpipe {
 
 struct Statistics {
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, decode_bytes = 0;
   double load_s = 0, prefill_s = 0, decode_s = 0;
+  serving::CacheMiss miss;
 };
 
 enum class Finish { kStop = 1, kLength, kTimeout };

@@ -100,7 +100,7 @@ void OpenEngine(Files files, const mlcpipe_options* options, mlcpipe_engine* eng
 void GiveStatistics(const mlcpipe::Statistics& from, int32_t finish, mlcpipe_statistics* to) {
   if (!to) return;
   Give({0, finish, from.prompt_tokens, from.cached_tokens, from.completion_tokens, from.decode_bytes, from.load_s,
-        from.prefill_s, from.decode_s},
+        from.prefill_s, from.decode_s, from.miss.reason, from.miss.token},
        to);
 }
 

@@ -195,7 +195,10 @@ Finish Engine::Generate(const std::function<Request()>& make, const std::functio
   const int64_t room = plan_.context_length - length;
   const int64_t max_tokens = request.max_tokens ? std::min(request.max_tokens, room) : room;
   Row row(manifest_.model.vocab_size, request.sampling, request.prompt);
-  *statistics = {length, model_->Reusable(request.prompt), 0, 0, load_s_, 0, 0};
+  *statistics = {};
+  statistics->prompt_tokens = length;
+  statistics->load_s = load_s_;
+  std::tie(statistics->cached_tokens, statistics->miss) = model_->Reusable(request.prompt);
   auto began = Clock::now();
   int32_t token = model_->Prefill(request.prompt, &row);
   statistics->prefill_s = Seconds(began);

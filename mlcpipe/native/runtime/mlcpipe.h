@@ -149,6 +149,8 @@ typedef struct {
   double load_s;
   double prefill_s; /* until the first token */
   double decode_s;  /* of all later ones, without the callbacks */
+  const char* cache_miss;   /* why no more was cached, a word of docs/serving.md; null: that is all that was computed */
+  int64_t cache_miss_token; /* the token that is meant, from 0; -1: none */
 } mlcpipe_statistics;
 
 /* Gets each token of an answer, also the one that ended it. Another value than 0 ends the answer: MLCPIPE_CANCELLED. It

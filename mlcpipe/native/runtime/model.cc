@@ -122,9 +122,13 @@ int64_t Model::SharedWith(const serving::Sequence& previous, const serving::Sequ
   return tree_->CanGoBack(previous, same) ? same : 0;
 }
 
-int64_t Model::Reusable(const std::vector<int32_t>& tokens) {
+std::pair<int64_t, serving::CacheMiss> Model::Reusable(const std::vector<int32_t>& tokens) const {
   const serving::SequencePointer sequence = Begun(tokens);
-  return std::max(SharedWith(*now_, *sequence), static_cast<int64_t>(tree_->Match(*sequence).size()) * kPage);
+  const int64_t shared = SharedWith(*now_, *sequence);
+  sequence->computed = static_cast<int64_t>(tree_->Match(*sequence).size()) * kPage;
+  if (!shared || shared < sequence->computed) return {sequence->computed, tree_->MissOf(*sequence)};
+  const bool differs = shared < now_->computed && shared < sequence->length() - 1;
+  return {shared, differs ? serving::CacheMiss{"prompt_differs", shared} : serving::CacheMiss{}};
 }
 
 int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {

@@ -56,8 +56,8 @@ class Model {
   // Logits f32[n, V] after each of n tokens of a new sequence. All sequences are forgotten.
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
 
-  // How many tokens at the start are computed already; never all, as the last one gives the logits.
-  int64_t Reusable(const std::vector<int32_t>& tokens);
+  // How many tokens at the start are computed already, and why no more; never all, as the last one gives the logits.
+  std::pair<int64_t, serving::CacheMiss> Reusable(const std::vector<int32_t>& tokens) const;
 
   void CheckFits(int64_t count) const;
 

@@ -28,6 +28,7 @@
 #include "sampler.cc"
 #include "serving/admission.cc"
 #include "serving/batch.cc"
+#include "serving/cache_miss.cc"
 #include "serving/cost_model.cc"
 #include "serving/page_pool.cc"
 #include "serving/prefix_tree.cc"

@@ -6,6 +6,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from mlcpipe.runtime.serving import waiting
+from mlcpipe.runtime.serving.cache_miss import cache_miss
 from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
@@ -124,11 +125,11 @@ class Admission:
             parked = self.parked.pop(at)
             self.pool.release(sequence)
             page, tokens = divmod(shared, PAGE)
-            mask = parked.decode_mask(page) & ~(-1 << tokens)
+            computed, mask = parked.computed, parked.decode_mask(page) & ~(-1 << tokens)
             self.tree.go_back(parked, shared)
             self.pool.fork(parked, sequence)
             self.pool.release(parked)
-            sequence.taken_page, sequence.taken_mask = page, mask
+            sequence.taken_page, sequence.taken_mask, sequence.taken_from = page, mask, computed
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
         """Whether another sequence is about to compute pages that this waiting one needs and that the tree lacks."""
@@ -179,6 +180,9 @@ class Admission:
             self.totals.prefix_queries += len(sequence.request.tokens)
             self.totals.prefix_hits += sequence.cached
             self.totals.prefix_lost += self.tree.lost(sequence)
+            sequence.miss = cache_miss(self.tree, sequence)
+            if sequence.miss is not None:
+                self.totals.misses[sequence.miss.reason] += 1
 
     def same_prompt(self, first: Sequence) -> list[Sequence]:
         """Waiting sequences with the same prompt, to start where this one's ends, while places and pages last."""

@@ -274,7 +274,18 @@ class AnswerLoop:
         if answer.sequence is not None:
             dropped += answer.sequence.dropped
         stream.put(
-            TokenEvent(token, reason, logprob, top, answer.cached_tokens, answer.queued_s, error, predicted, dropped)
+            TokenEvent(
+                token,
+                reason,
+                logprob,
+                top,
+                answer.cached_tokens,
+                answer.queued_s,
+                error,
+                predicted,
+                dropped,
+                None if answer.sequence is None else answer.sequence.miss,
+            )  # fmt: skip
         )
         if stream.wake is not None:
             self._news.setdefault(stream.wake, {})[stream] = None
@@ -306,6 +317,7 @@ class AnswerLoop:
             prompt=scheduler.totals.prefix_queries,
             cached=scheduler.totals.prefix_hits,
             lost=scheduler.totals.prefix_lost,
+            misses=dict(scheduler.totals.misses),
             generated=scheduler.totals.answer_tokens,
             preemptions=scheduler.totals.preemptions,
             swapped_out=0 if swap is None else swap.tokens_out,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.errors import MlcpipeError, ResourceError, UsageError
 from mlcpipe.runtime.chat_file import SavedChat
-from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.sampling_params import CacheMiss, SamplingParams
 from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter
 from mlcpipe.runtime.serving.grammar import Grammar
 
@@ -69,7 +69,7 @@ class TokenEvent(NamedTuple):
     token          None where the answer ends without one (timeout, cancelled, error)
     logprob        natural logarithm of its probability after temperature, penalties and grammar
     top            alternatives (token, logprob), best first
-    cached_tokens  tokens of the prompt whose keys and values were cached
+    cached_tokens  tokens of the prompt whose keys and values were cached, and `cache_miss`, why no more
     queued_s       seconds that the request waited in the queue
     prediction     of the last event: accepted and rejected tokens of the client's prediction
     dropped        tokens of the prompt and the answer that a shifted context has lost so far
@@ -84,6 +84,7 @@ class TokenEvent(NamedTuple):
     error: MlcpipeError | None = None
     prediction: tuple[int, int] = (0, 0)
     dropped: int = 0
+    cache_miss: CacheMiss | None = None
 
 
 class Stream:
@@ -130,6 +131,7 @@ class EngineStats:
     kv_usage         part of the KV cache that is in use, 0 to 1
     prompt           tokens of admitted prompts, of which `cached` were found computed, and `lost` would have been if
                      the recurrent state, or the window, after them had been kept
+    misses           requests of which not all was found that could be, by `CacheMiss.reason`
     preemptions      of requests
     swapped_out      tokens whose keys and values were copied to the host, and `swapped_in`, back
     swap_bytes       on the host now
@@ -144,6 +146,7 @@ class EngineStats:
     prompt: int = 0
     cached: int = 0
     lost: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
     generated: int = 0
     preemptions: int = 0
     swapped_out: int = 0

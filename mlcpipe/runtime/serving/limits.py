@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Totals:
     prefix_queries: int = 0  # tokens of prompts
     prefix_hits: int = 0  # of them, found in the tree
     prefix_lost: int = 0  # found, but without the recurrent state, or the window, that the next token needs
+    misses: Counter[str] = field(default_factory=Counter)  # requests, by `CacheMiss.reason`
     answer_tokens: int = 0
     rejected: int = 0
     drafts: int = 0

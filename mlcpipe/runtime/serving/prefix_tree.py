@@ -10,6 +10,7 @@ a prompt can start only after such a node.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from mlcpipe.runtime.serving.page_pool import PagePool
@@ -17,6 +18,9 @@ from mlcpipe.runtime.serving.prefix_node import NONE, Checkpoint, Node
 from mlcpipe.runtime.serving.sequence import Sequence
 from tir_schedules.step_layout import PAGE
 
+_MOST_EVICTED = 1 << 14  # of which is remembered that they were here
+
+Family = tuple[tuple[Hashable, int], bool, int]  # (namespace, adapter), whether frequencies are others, length of RoPE
 MIN_CHECKPOINT_TOKENS = 64  # between checkpoints that stay: a slot must save recomputing at least these
 
 
@@ -41,6 +45,9 @@ class PrefixTree:
     def __init__(self, pool: PagePool, recompute_above: int | None = None, rope_above: int | None = None) -> None:
         self.pool = pool
         self.pins: dict[Pin, None] = {}
+        self.evicted: OrderedDict[tuple[int, int], None] = (
+            OrderedDict()
+        )  # (key of a node, group) of lost units, the last
         # Called with nodes and their pages of the first group, before these are written again.
         self.on_eviction: Callable[[list[tuple[Node, int]]], None] = lambda evicted: None
         self._recompute_above, self._rope_above = recompute_above, rope_above
@@ -51,15 +58,15 @@ class PrefixTree:
 
     def match(self, sequence: Sequence) -> list[Node]:
         """Nodes with which the sequence could start; its last token must be computed to sample the next."""
-        found = self._known(sequence)
+        found = self.known(sequence)
         return found[: self._usable(found)]
 
     def lost(self, sequence: Sequence) -> int:
         """Known tokens beyond the computed ones: the state, or the window, that the next one needs is gone."""
-        return max(0, len(self._known(sequence)) * PAGE - sequence.computed) if any(self._sheds) else 0
+        return max(0, len(self.known(sequence)) * PAGE - sequence.computed) if any(self._sheds) else 0
 
-    def _known(self, sequence: Sequence) -> list[Node]:
-        """The nodes of its tokens."""
+    def known(self, sequence: Sequence) -> list[Node]:
+        """The nodes of its tokens, whether or not it could start with them."""
         found: list[Node] = []
         family = self._root.children.get(self.family(sequence))
         if family is None:
@@ -224,6 +231,9 @@ class PrefixTree:
                 page = next(iter(pages.idle))
                 node = self._owners[group][page]
                 evicted += [(node, page)] if not group else []
+                self.evicted[node.key, group] = None
+                if len(self.evicted) > _MOST_EVICTED:
+                    self.evicted.popitem(last=False)
                 self._forget(node, group)
         self.on_eviction(evicted)
         return True
@@ -284,7 +294,11 @@ class PrefixTree:
         for group, page in reversed(pin.pages):
             self.pool.drop(group, page)
 
-    def family(self, sequence: Sequence) -> Hashable:
+    def families(self) -> dict[Family, Node]:
+        """The nodes below the root."""
+        return {family: variants[0] for family, variants in self._root.children.items()}
+
+    def family(self, sequence: Sequence) -> Family:
         """Sequences of one family with the same first tokens can share pages."""
         length, adapter = sequence.decode_from, sequence.request.adapter
         namespace = sequence.request.namespace, 0 if adapter is None else adapter.serial

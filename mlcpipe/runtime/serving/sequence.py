@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.sampling_params import CacheMiss
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.drafting import Drafter
 from mlcpipe.runtime.serving.prefix_node import Checkpoint, Node
@@ -108,11 +109,12 @@ class Sequence:
     row_slots   where it writes those after each row of a draft but the last
     checkpoint  the last one that this sequence left in the prefix tree
     node        the deepest node of the prefix tree that this sequence uses, at depth `shared`
-    cached      tokens of the prompt that were found when the request was first admitted
+    cached      tokens of the prompt that were found when the request was first admitted, and `miss`, why no more
     draft       proposed tokens after the last one
     passed_s    how long shorter prompts were served before this one, less how long it was served since
     leader      the sequence that computes the beginning of this one, up to `leader_tokens`
-    taken_page  the page in which a parked sequence ended that this one continues, and `taken_mask` its `decode_mask`
+    taken_page  the page in which a parked sequence ended that this one continues, `taken_mask` its `decode_mask`, and
+                `taken_from` the number of tokens that it had
     """
 
     id: int
@@ -130,6 +132,7 @@ class Sequence:
     node: Node | None = None
     shared: int = 0
     cached: int | None = None
+    miss: CacheMiss | None = None
     draft: list[int] = field(default_factory=list)
     dropped: int = 0
     preemptions: int = 0
@@ -138,6 +141,7 @@ class Sequence:
     leader_tokens: int = 0
     taken_page: int = -1
     taken_mask: int = 0
+    taken_from: int = 0
     finish: Finish | None = None
 
     def __post_init__(self) -> None:

@@ -117,7 +117,7 @@ void Ticket::OnEnd(void* context, int32_t code, const mlcpipe_statistics* statis
   News& news = ticket->news_;
   news.stopped = statistics->finish == MLCPIPE_STOP;
   news.usage = {statistics->prompt_tokens, statistics->completion_tokens, statistics->cached_tokens,
-                ticket->reasoning_tokens_};
+                ticket->reasoning_tokens_, statistics->cache_miss, statistics->cache_miss_token};
   if (code == MLCPIPE_CANCELLED) news.error = ServerEnds();
   else if (code != MLCPIPE_OK) news.error = LastRefusal();
   news.done = true;

@@ -48,6 +48,8 @@ struct Delta {
 
 struct UsageCounts {
   int64_t prompt = 0, completion = 0, cached = 0, reasoning = 0;
+  const char* miss = nullptr;  // as mlcpipe_statistics has it
+  int64_t miss_token = -1;
 };
 
 // Writes one answer, whole or as the data of events.

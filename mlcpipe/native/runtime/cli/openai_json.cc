@@ -20,10 +20,15 @@ std::string NewId(const char* prefix) {
 
 std::string UsageJson(const UsageCounts& usage) {
   const auto number = [](int64_t count) { return std::to_string(count); };
+  std::string own;
+  if (usage.miss) {
+    own = ",\"cache_miss\":{\"reason\":" + JsonText(usage.miss);
+    own += (usage.miss_token < 0 ? "" : ",\"token\":" + number(usage.miss_token)) + "}";
+  }
   return "{\"prompt_tokens\":" + number(usage.prompt) + ",\"completion_tokens\":" + number(usage.completion) +
          ",\"total_tokens\":" + number(usage.prompt + usage.completion) +
          ",\"prompt_tokens_details\":{\"cached_tokens\":" + number(usage.cached) +
-         "},\"completion_tokens_details\":{\"reasoning_tokens\":" + number(usage.reasoning) + "}}";
+         "},\"completion_tokens_details\":{\"reasoning_tokens\":" + number(usage.reasoning) + "}" + own + "}";
 }
 
 const char* FinishJson(bool stopped) { return stopped ? "\"stop\"" : "\"length\""; }

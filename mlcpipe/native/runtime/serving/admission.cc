@@ -13,10 +13,6 @@ bool SamePages(const Sequence& a, const Sequence& b, int64_t begin, int64_t end)
   return std::equal(a.tokens.begin() + begin * kPage, a.tokens.begin() + end * kPage, b.tokens.begin() + begin * kPage);
 }
 
-void CountCached(Sequence* sequence) {
-  if (!sequence->cached) sequence->cached = sequence->computed;
-}
-
 }  // namespace
 
 int64_t LevelOf(const Sequence& sequence, double now) {
@@ -90,6 +86,12 @@ void Admission::Finish(const SequencePointer& sequence) {
   pool_->Release(sequence.get());
   sequence->leader = nullptr;
   Move(sequence, State::kEnded);
+}
+
+void Admission::CountCached(Sequence* sequence) const {
+  if (sequence->cached) return;
+  sequence->cached = sequence->computed;
+  sequence->miss = tree_->MissOf(*sequence);
 }
 
 // Whether another sequence is about to compute pages that this waiting one needs and does not find.

@@ -65,6 +65,7 @@ class Admission {
   std::vector<SequencePointer> Active() const;
   void Preempt(const SequencePointer& sequence);
   bool PreemptBelow(int priority);
+  void CountCached(Sequence* sequence) const;
   bool AwaitsLeader(Sequence* sequence) const;
   void FindLeader(Sequence* sequence) const;
   bool MakeRoom(const Sequence& sequence);

@@ -200,6 +200,7 @@ void Batch::Deliver(const std::vector<Event>& events) {
     Answer& answer = found->second.second;
     Statistics& statistics = answer.statistics;
     statistics.cached_tokens = sequence->cached.value_or(0);
+    statistics.miss = sequence->miss;
     Verdict verdict = Verdict::kGoOn;
     if (token) {
       const auto now = Clock::now();

@@ -38,11 +38,17 @@ PrefixTree::Family PrefixTree::FamilyOf(const Sequence& sequence) const {
           rope_above_ ? std::max(length, *rope_above_) : 0};
 }
 
-std::vector<Node*> PrefixTree::Match(const Sequence& sequence) {
+std::vector<Node*> PrefixTree::Match(const Sequence& sequence) const {
+  std::vector<Node*> found = Known(sequence);
+  found.resize(Usable(found));
+  return found;
+}
+
+std::vector<Node*> PrefixTree::Known(const Sequence& sequence) const {
   std::vector<Node*> found;
   const auto family = families_.find(FamilyOf(sequence));
   if (family == families_.end()) return found;
-  Node* node = &family->second;
+  const Node* node = &family->second;
   for (int64_t at = 0; at < (sequence.length() - 1) / kPage; ++at) {
     const auto variants = node->children.find(TokensOf(sequence, at));
     if (variants == node->children.end()) break;
@@ -54,9 +60,8 @@ std::vector<Node*> PrefixTree::Match(const Sequence& sequence) {
       best = all.begin();
     }
     node = best->get();
-    found.push_back(node);
+    found.push_back(best->get());
   }
-  found.resize(Usable(found));
   return found;
 }
 
@@ -116,7 +121,9 @@ Node* PrefixTree::Child(Node* node, const Node::Tokens& tokens, uint32_t decode_
   for (const auto& one : variants) {
     if (one->decode_mask == decode_mask) return one.get();
   }
-  return variants.emplace_back(std::make_unique<Node>(node, tokens, decode_mask, pool_->units.size(), next_number_++))
+  const uint64_t key = KeyOf(node->key, tokens);
+  return variants
+      .emplace_back(std::make_unique<Node>(node, tokens, decode_mask, pool_->units.size(), next_number_++, key))
       .get();
 }
 
@@ -127,7 +134,9 @@ Node* PrefixTree::RootOf(const Sequence& sequence) {
       one = one->second.children.empty() ? families_.erase(one) : std::next(one);
     }
   }
-  return &families_.try_emplace(family, nullptr, Node::Tokens{}, 0, pool_->units.size(), next_number_++).first->second;
+  return &families_
+              .try_emplace(family, nullptr, Node::Tokens{}, 0, pool_->units.size(), next_number_++, KeyOf(family))
+              .first->second;
 }
 
 // The numbers of a page that is known are the same: a row's depend on the tokens before it and on their arithmetic alone.
@@ -211,7 +220,11 @@ bool PrefixTree::Evict(const std::vector<int64_t>& counts) {
   }
   for (size_t kind = 0; kind < counts.size(); ++kind) {  // a page without a window takes the other units along
     const UnitPool& units = pool_->units[kind];
-    while (units.free() < free[kind]) Forget(owners_[kind].at(units.oldest_idle()), kind);
+    while (units.free() < free[kind]) {
+      Node* const node = owners_[kind].at(units.oldest_idle());
+      NoteEvicted(*node, kind);
+      Forget(node, kind);
+    }
   }
   removed_.clear();
   return true;

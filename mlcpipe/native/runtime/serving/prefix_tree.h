@@ -3,7 +3,10 @@
 #ifndef MLCPIPE_RUNTIME_SERVING_PREFIX_TREE_H_
 #define MLCPIPE_RUNTIME_SERVING_PREFIX_TREE_H_
 
+#include <deque>
+#include <list>
 #include <map>
+#include <set>
 #include <unordered_map>
 
 #include "serving/page_pool.h"
@@ -17,13 +20,14 @@ class Node {
  public:
   using Tokens = std::array<int32_t, kPage>;
 
-  Node(Node* parent, const Tokens& tokens, uint32_t decode_mask, size_t kinds, int64_t number)
-      : parent(parent), tokens(tokens), decode_mask(decode_mask), number(number), units(kinds, kNoUnit) {}
+  Node(Node* parent, const Tokens& tokens, uint32_t decode_mask, size_t kinds, int64_t number, uint64_t key)
+      : parent(parent), tokens(tokens), decode_mask(decode_mask), number(number), key(key), units(kinds, kNoUnit) {}
 
   Node* const parent;  // null: of a family
   const Tokens tokens;
   const uint32_t decode_mask;
   const int64_t number;        // older ones have lower numbers
+  const uint64_t key;          // of its tokens and those before
   std::vector<int32_t> units;  // by kind as of the pool: a page of each group, the slot; kNoUnit where there is none
   std::map<Tokens, std::vector<std::unique_ptr<Node>>> children;
 
@@ -42,7 +46,9 @@ class PrefixTree {
       : pool_(pool), recompute_above_(recompute_above), rope_above_(rope_above), owners_(pool->units.size()) {}
 
   // Nodes with which the sequence could start: not its last token, which has to be computed to draw the next.
-  std::vector<Node*> Match(const Sequence& sequence);
+  std::vector<Node*> Match(const Sequence& sequence) const;
+  // Why a sequence that starts with what was found did not find more (mlcpipe/runtime/serving/cache_miss.py).
+  CacheMiss MissOf(const Sequence& sequence) const;
   // The sequence, which has no pages, starts with those that are found; `PagePool::Release` undoes it.
   void Take(Sequence* sequence);
   // Pages for so many more rows, if need be those of unused prefixes; false if there are not enough.
@@ -88,6 +94,16 @@ class PrefixTree {
   std::list<std::vector<Place>> pins_;
   std::vector<std::unique_ptr<Node>> removed_;  // that the running call may still read
 
+  std::set<std::pair<uint64_t, size_t>> evicted_;  // (key of a node, kind) of lost units, the last ones
+  std::deque<std::pair<uint64_t, size_t>> evicted_order_;
+
+  static uint64_t KeyOf(const Family& family);
+  static uint64_t KeyOf(uint64_t parent, const Node::Tokens& tokens);
+  void NoteEvicted(const Node& node, size_t kind);
+  CacheMiss Gone(const std::vector<Node*>& rest) const;
+  CacheMiss NotKnown(const Sequence& sequence, const std::vector<Node*>& known) const;
+  // The nodes of its tokens, whether or not it could start with them.
+  std::vector<Node*> Known(const Sequence& sequence) const;
   size_t Usable(const std::vector<Node*>& nodes) const;
   std::vector<Place> PlacesOf(const std::vector<Node*>& nodes) const;
   // The node of its family; those of families without pages go.

@@ -49,6 +49,12 @@ struct LeftSlot {
   int64_t tokens, before;
 };
 
+// Why no more of a prompt was reused than was: `CacheMiss` of mlcpipe/runtime/sampling_params.py.
+struct CacheMiss {
+  const char* reason = nullptr;  // null: that is all that was computed of it
+  int64_t token = -1;            // from 0; -1: none is meant
+};
+
 // An admitted or waiting request. `tables` and `kept_from` are by group of pages.
 struct Sequence {
   Sequence(int64_t id, Request request, size_t groups)
@@ -69,7 +75,8 @@ struct Sequence {
   std::optional<LeftSlot> checkpoint;  // the last one that this sequence left in the prefix tree
   Node* node = nullptr;  // the deepest of the prefix tree that this sequence uses,
   int64_t shared = 0;    // and how deep it is
-  std::optional<int64_t> cached;  // tokens of the prompt that were found when the request was first admitted
+  std::optional<int64_t> cached;  // tokens of the prompt that were found when the request was first admitted,
+  CacheMiss miss;                 // and why no more
   int preemptions = 0;
   double passed_s = 0;     // how long shorter prompts went before this one, less how long it was served since
   SequencePointer leader;  // computes the beginning of this one, up to `leader_tokens`

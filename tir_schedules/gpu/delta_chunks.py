@@ -26,9 +26,10 @@ _SHARED_BYTES = 32768
 
 
 def fits(shape: DeltaShape) -> bool:
-    """Whether the workgroups of both kernels have room."""
+    """Whether these kernels take a shape: workgroups of both have room, and a head has one decay."""
     prepared = _stride(shape) * 2 * CHUNK + CHUNK * CHUNK + _THREADS + 5 * CHUNK
-    return shape.many and 4 * max(prepared, (shape.key_dim + CHUNK) * shape.columns) <= _SHARED_BYTES
+    columns = (shape.key_dim + CHUNK) * shape.columns
+    return shape.many and not shape.channelwise and 4 * max(prepared, columns) <= _SHARED_BYTES
 
 
 def gated_delta_chunks(shape: DeltaShape) -> tirx.PrimFunc:

@@ -49,4 +49,5 @@ CASES = {
     "gated delta rule by chunks in float16": GatedDelta(
         DeltaShape(2, 4, 12, 24, "float16", beta_scale=2.0, tiled=True, many=True)
     ),
+    "gated delta rule with decays of channels": GatedDelta(DeltaShape(1, 2, 16, 32, "float32", channelwise=True)),
 }

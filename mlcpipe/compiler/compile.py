@@ -267,7 +267,7 @@ def _source(state: Lowering, variant: Variant) -> str:
 def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInfo]:
     """Copy the configuration files; write the tokenizer with all its files, and MLC's chat config.
 
-    If the runtime owns the KV cache, also write the tables of tokenizer and template for the native runtime.
+    Except for browsers, also write the tables of tokenizer and template for the native runtime.
     """
     source, tokenizer = job.checkpoint, job.tokenizer
     names = [name for name in CONFIG_FILES if (source.folder / name).is_file()]
@@ -280,7 +280,7 @@ def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInf
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="")
         names += texts
-    if tokenizer is not None and job.target.own_pages and job.embedding is None:
+    if tokenizer is not None and not job.target.in_browsers and job.embedding is None:
         for name, content in text_programs(tokenizer, progress, required=job.target.archive).items():
             (folder / name).write_bytes(content)
             names.append(name)

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 # Buffers that transformers saves, some only once did, and no model reads; those of xIELU are the same in all models.
 _IGNORED_SUFFIXES = (
     "rotary_emb.inv_freq", "self_attn.bias.mask", "attn.bias", "attention.bias", ".masked_bias", "act_fn.beta",
-    "act_fn.eps",
+    "act_fn.eps", "self_attn.slope_rate", "self_attn.query_decay", "self_attn.key_decay", "self_attn.diagonal_decay",
 )  # fmt: skip
 
 

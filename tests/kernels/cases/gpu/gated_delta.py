@@ -43,4 +43,5 @@ class GatedDelta:
 CASES = {
     "gated delta rule": GatedDelta(DeltaShape(1, 2, 16, 32, "float32")),
     "gated delta rule in float16": GatedDelta(DeltaShape(2, 4, 12, 24, "float16", beta_scale=2.0, tiled=True)),
+    "gated delta rule with decays of channels": GatedDelta(DeltaShape(1, 2, 16, 32, "float32", channelwise=True)),
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -184,7 +184,7 @@ def _with_cors(guard: Guard, rules: Rules) -> Any:
     if not rules.origins:
         return guard
     return CORSMiddleware(
-        guard, allow_origin_regex=rules.origin_pattern, allow_methods=["*"], allow_headers=["*"],
+        cast(Any, guard), allow_origin_regex=rules.origin_pattern, allow_methods=["*"], allow_headers=["*"],
         allow_private_network=True, expose_headers=["retry-after", "x-cache"],
     )  # fmt: skip
 

@@ -188,6 +188,14 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def children_without_torch() -> Iterator[None]:
+    """Programs in Python that tests start do without torch, which TVM FFI would import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("without_torch")), prepend=os.pathsep)
+        yield
+
+
 # What any test may cause to be compiled, by its folder in the cache.
 MADE_ONCE = ("kernels", "native", "vulkan")
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from mlcpipe.targets import Variant
 from tir_schedules.op import is_by_hand, op_of
 
 # LLVM's attributes for instructions that kernels call by name, and no other code has.
-_BYTE_PRODUCTS = frozenset({"+amx-tile", "+amx-int8", "+avxvnni", "+i8mm"})
+_BYTE_PRODUCTS = frozenset({"+amx-tile", "+amx-bf16", "+avxvnni", "+i8mm"})
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BuiltVariant:
 class Kernels:
     """PrimFuncs of one object file: `of_hosts` may be called with any arguments, `internal` only by the VM's own code.
 
-    `name` and `dump` are those of a `KernelModule`.
+    `name` and `dump` are those of a `KernelModule`. `hashes` of functions where they are known.
     """
 
     of_hosts: tvm.IRModule
@@ -57,6 +57,7 @@ class Kernels:
     target: tvm.target.Target
     name: str = "kernels"
     dump: Path | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     def lowered(self) -> tvm.IRModule:
         """Input of LLVM's code generator. Internal kernels skip argument checks: the VM has checked what hosts pass."""
@@ -68,7 +69,8 @@ class Kernels:
     def key(self, suffix: str) -> str:
         """What tells these object files from all others: code, names, the target and the versions."""
         mods = (self.of_hosts, self.internal)
-        functions = [[gv.name_hint, tvm.ir.save_json(mod[gv])] for mod in mods for gv in mod.get_global_vars()]
+        names = [(gv.name_hint, mod[gv]) for mod in mods for gv in mod.get_global_vars()]
+        functions = [[name, self.hashes.get(name) or _hash(func)] for name, func in names]
         counts = [len(mod.functions) for mod in mods]
         return key_of(json.dumps([counts, functions]), tvm.ir.save_json(self.target), suffix)
 
@@ -190,13 +192,14 @@ def _with_kernels(lowered: Lowering, scheduled: Lowering) -> Lowering:
 @dataclass(frozen=True)
 class _Named:
     """A variant's module with its kernels: the symbol of each by its name, and the names of those that other variants
-    define; `called` are those that the VM's own code calls, and hosts do not.
+    define; `called` are those that the VM's own code calls, and hosts do not. `hashes`: by symbols.
     """
 
     state: Lowering
     symbols: Mapping[str, str]
     elsewhere: frozenset[str]
     called: frozenset[str]
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 def _plain(state: Lowering) -> _Named:
@@ -210,7 +213,10 @@ def _named(state: Lowering, prefix: str, others: Sequence[_Named]) -> _Named:
     """
     kernels, called = _prim_funcs(state.mod), _called(state)
     made_for = f"{prefix} {state.tvm_target}"
-    symbols = {name: _symbol(func, made_for) if name in called else prefix + name for name, func in kernels.items()}
+    codes = {name: _hash(func) for name, func in kernels.items() if name in called}
+    symbols = {name: prefix + name for name in kernels}
+    symbols |= {name: _symbol(kernels[name], made_for, code) for name, code in codes.items()}
+    hashes = {symbols[name]: code for name, code in codes.items()}
     elsewhere: set[str] = set()
     for other in others:
         if not _has_its_code(state.variant, other.state.variant):
@@ -220,7 +226,7 @@ def _named(state: Lowering, prefix: str, others: Sequence[_Named]) -> _Named:
             if name in called and is_by_hand(func) and tvm_ffi.structural_equal(func, theirs.get(name)):
                 symbols[name] = other.symbols[name]
                 elsewhere.add(name)
-    return _Named(state, symbols, frozenset(elsewhere), called)
+    return _Named(state, symbols, frozenset(elsewhere), called, hashes)
 
 
 def _called(state: Lowering) -> frozenset[str]:
@@ -229,11 +235,16 @@ def _called(state: Lowering) -> frozenset[str]:
     return frozenset(gv.name_hint for func in functions for gv in all_global_vars(func))
 
 
-def _symbol(func: tirx.PrimFunc, made_for: str) -> str:
+def _symbol(func: tirx.PrimFunc, made_for: str, code: str) -> str:
     """The name of a kernel that hosts do not look up: the same for the same code of a variant, in whichever model."""
     op = op_of(func)
-    digest = hashlib.sha256(f"{made_for} {tvm.ir.save_json(func.without_attr('global_symbol'))}".encode())
+    digest = hashlib.sha256(f"{made_for} {code}".encode())
     return f"{op.kind if op else 'kernel'}_{digest.hexdigest()[:16]}"
+
+
+def _hash(func: tirx.PrimFunc) -> str:
+    """A hash of a function without its symbol. To write all of it as JSON takes 10 ms for a matrix product."""
+    return hashlib.sha256(tvm.ir.save_json(func.without_attr("global_symbol")).encode()).hexdigest()
 
 
 def _has_its_code(variant: Variant, other: Variant) -> bool:
@@ -272,15 +283,16 @@ def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
         builder.emit_ret(builder.r(0))
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
     groups = [[symbol] for symbol in kernels] if state.dump is None else [list(kernels)]  # a dump shows them together
-    return builder, [_kernels(state, {symbol: kernels[symbol] for symbol in group}) for group in groups]
+    return builder, [_kernels(named, {symbol: kernels[symbol] for symbol in group}) for group in groups]
 
 
-def _kernels(state: Lowering, kernels: Mapping[str, tuple[tirx.PrimFunc, bool]]) -> Kernels:
+def _kernels(named: _Named, kernels: Mapping[str, tuple[tirx.PrimFunc, bool]]) -> Kernels:
     """Kernels of one object file, by symbol: function, and whether the VM's own code alone calls it."""
     of_hosts, internal = tvm.IRModule(), tvm.IRModule()
     for symbol, (func, called) in kernels.items():
         (internal if called else of_hosts)[tvm.ir.GlobalVar(symbol)] = func
-    return Kernels(of_hosts, internal, state.tvm_target, f"{state.name}/kernels", state.dump)
+    state = named.state
+    return Kernels(of_hosts, internal, state.tvm_target, f"{state.name}/kernels", state.dump, named.hashes)
 
 
 def _generate(kernels: Kernels, lowered: tvm.IRModule) -> Any:

@@ -75,7 +75,7 @@ PAGES, PAGES_F32, PAGES_Q8 = (library_of(shape) for shape in SHAPES[:3])
 PLAIN = ("q4f16_1", "norm", PAGES, PAGES_Q8, "timed-sampling")
 PLAIN_MORE = ("q0f16", PAGES_F32)
 INT8_SCHEMES, INT8_SHAPES = ("q4f16_1", "q8f16_1", "q8f16_0"), ((33, 600), (17, 640))
-# One of each way that tiles go: unpacked bytes, packed ones with scales for 32, for a row in spans of 32 and of 128.
+# K in whole tiles, and not; a scale for 32, for a row.
 AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 600)), ("q8f16_0", (33, 600)),
               ("q8f16_0", (17, 640)))  # fmt: skip
 # More of K than is unpacked at a time, by kernels that few other tests run.

@@ -116,7 +116,8 @@ def deed(name: str, tmp_path: Path) -> Iterator[Deed]:
     """A deed by its name; for a download a hub is served meanwhile."""
     folder = tmp_path / "folder"
     place = folder / "place" / "out"
-    env = os.environ | {"PYTHONPATH": str(ROOT), "MLCPIPE_CACHE": str(folder / "cache"), "TMPDIR": str(tmp_path)}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
+    env |= {"MLCPIPE_CACHE": str(folder / "cache"), "TMPDIR": str(tmp_path)}
     if name in ("compile", "convert", "overwrite"):
         checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(layers=1, seed=1))
         verb = [sys.executable, "-m", "mlcpipe", "compile" if name == "compile" else "convert", str(checkpoint)]

@@ -21,8 +21,6 @@ MAGNITUDE = 0x7FFFFFFF
 # Where the numbers of 16 go, as `Int8Dot.codes` takes them from words: as they come, or even before odd of eight.
 IN_ORDER = tuple(range(16))
 EVEN_ODD = (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
-# As `int8_gemm.requantize` leaves them: the bytes of codes 0, 1, 4, 5 and of 2, 3, 6, 7.
-PAIRS = (0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from tir_schedules.cpu.int8_activations import Groups, alloc_panels, quantize_gr
 from tir_schedules.cpu.int8_dot import Dot, Weight
 from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, direct_tile
 from tir_schedules.cpu.int8_gemm import Int8Tile
-from tir_schedules.cpu.int8_matmul import dot_of, fine_groups, tiles_of, unfit
+from tir_schedules.cpu.int8_matmul import dot_of, tiles_of, unfit
+from tir_schedules.cpu.int8_unpacked import fine_groups
 from tir_schedules.cpu.packed_weight import Packed, packed_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import scratch

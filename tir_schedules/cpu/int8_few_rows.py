@@ -28,7 +28,7 @@ from tir_schedules.cpu.vectors import Registers, load, prefetch, read, splat, va
 
 # ask(block, group, words of a group, blocks) emits prefetches of what comes after a group.
 Ask = Callable[[Expr, Expr, int, int], None]
-FEW_ROWS = 8
+FEW_ROWS, FEW_OF_MANY = 8, 2
 # Rows of one panel where vectors have 16 lanes: one block of columns is 12 sums and as many of a group, in registers.
 # Two panels of 4 rows took 1.17 of the time of one of 8 with 4-bit codes, 1.37 with 8-bit codes (Zen 5, 2026-11-22).
 # With panels of 2 and 3 rows two answers of Qwen2 0.5B came 1.06 times as fast, three 1.03 (Zen 4, 2026-11-26).
@@ -95,7 +95,7 @@ class _Tile:
     """A register tile of one panel by the columns of `out`; codes go from packed words to registers.
 
     `first` is the weight's block of its first columns. Blocks past `last` repeat it; None: there are none. `low_rank`
-    is what adapters add.
+    is what adapters add. `many`: the numbers are those of `gemm_tile`.
     """
 
     panels: Panels
@@ -106,6 +106,7 @@ class _Tile:
     last: Expr | None
     ask: Ask
     low_rank: LowRank | None
+    many: bool = False
 
     @property
     def lanes(self) -> int:
@@ -130,7 +131,7 @@ class _Tile:
         packed = self.weight.packed
         if not packed.blocked:
             self._sum_groups(total)
-        elif self.lanes < LANES and packed.group_size > packed.part:
+        elif self.lanes < LANES and packed.group_size > packed.part and not self.many:
             self._sum_large_groups(total)
         else:
             self._sum_blocks(total)
@@ -310,6 +311,7 @@ def direct_tile(
     ask: Ask,
     expert: Expr | None = None,
     low_rank: LowRank | None = None,
+    many: bool = False,
 ) -> None:
     """Emit a register tile from its panel to y; `expert`: its weight is one of several, one after the other."""
     first, blocks = out.block, weight.packed.blocks
@@ -317,7 +319,7 @@ def direct_tile(
     if expert is not None:
         first, last = expert * blocks + first, expert * blocks + blocks - 1
     total = Registers(out.rows * out.blocks * (LANES // weight.dot.lanes), weight.dot.lanes)
-    _Tile(panels, panel, weight, out, first, last if blocks % out.blocks else None, ask, low_rank).sum(total)
+    _Tile(panels, panel, weight, out, first, last if blocks % out.blocks else None, ask, low_rank, many).sum(total)
     out.store(total)
 
 
@@ -351,6 +353,19 @@ def _one_panel(
     with I.parallel(blocks) as t:
         out = Output(Y, 0, m, t, rows, 1)
         direct_tile(panels, 0, weight, out, ask_ahead(weight, _PREFETCH_WORDS), low_rank=low_rank)
+
+
+def few_of_many(X: Buffer, weight: Weight, Y: Buffer, m: Expr, groups: Groups, ahead: int) -> None:
+    """Emit y = x W^T for m <= FEW_OF_MANY with the numbers of `gemm`, whose scratch pays where several panels read it.
+
+    A chat's first prompt after a load, and what a chat adds to a cached one, may be as short as this.
+    """
+    panels = alloc_panels(groups, 1, FEW_OF_MANY)
+    with I.serial(groups.count) as g, I.serial(FEW_OF_MANY) as r:
+        quantize_group(X, I.min(r, m - 1), g, panels, 0, r)
+    with I.parallel(weight.packed.blocks) as t:
+        out = Output(Y, 0, m, t, FEW_OF_MANY, 1)
+        direct_tile(panels, 0, weight, out, ask_ahead(weight, ahead), many=True)
 
 
 def several_rows(

@@ -5,8 +5,8 @@ at -zero_point * sum(q), are scaled into float32 sums. A kernel is for decode or
 arithmetic is the same for any number of them:
 
 - decode rows: groups of 32 on their own scales, see `int8_few_rows.py`;
-- prefill rows: coarser scales where the CPU gains by that. 4-bit codes are unpacked to bytes on one scale
-  for 128 or 256, see `int8_gemm.py`, and CPUs that multiply matrices do, see `int8_amx.py` and `int8_smmla.py`.
+- prefill rows: the same groups. Codes of fewer than 8 bits are unpacked to bytes once for all rows, see
+  `int8_gemm.py`, and CPUs that multiply matrices do: in bytes (`int8_smmla.py`) or in bfloat16 (`bf16_amx.py`).
 
 x is in panels of `rows` rows, what a tile broadcasts in a row. Layout of W: `mlcpipe/quantization/layout.py`.
 """
@@ -14,7 +14,6 @@ x is in panels of `rows` rows, what a tile broadcasts in a row. Layout of W: `ml
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,16 +23,14 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.adapter_shape import AdapterShape, adapters_of
 from tir_schedules.builder import Buffer, Expr, Tensor, function
 from tir_schedules.cpu.adapters import Adapters, adapter_arguments
+from tir_schedules.cpu.bf16_amx import amx_fits, amx_gemm
 from tir_schedules.cpu.gate import Gate, apply_gate, gate_of, ungated
-from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, PAIRS, Groups
-from tir_schedules.cpu.int8_amx import amx_gemm, spans_of
-from tir_schedules.cpu.int8_blocks import groups_of
+from tir_schedules.cpu.int8_activations import Groups
 from tir_schedules.cpu.int8_dot import KINDS, Dot, Weight
-from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, one_row, several_rows
-from tir_schedules.cpu.int8_gemm import CHUNK, DEPTH, UNROLL, Int8Tile, chunk_of, gemm
-from tir_schedules.cpu.int8_gemm_few_rows import ROWS, gemm_few_rows
-from tir_schedules.cpu.int8_smmla import pairs_of, smmla_gemm
-from tir_schedules.cpu.int8_unpacked import GROUP
+from tir_schedules.cpu.int8_few_rows import FEW_OF_MANY, FewTiles, few_of_many, one_row, several_rows
+from tir_schedules.cpu.int8_gemm import DEPTH, Int8Tile, gemm, gemm_fits
+from tir_schedules.cpu.int8_smmla import smmla_fits, smmla_gemm
+from tir_schedules.cpu.int8_unpacked import GROUP, fine_groups
 from tir_schedules.cpu.packed_weight import LANES, Packed, packed_of
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined, Knobs, NamedRule, hand_written
@@ -80,9 +77,8 @@ def many_tile_of(knobs: Knobs) -> Int8Tile:
 
 def _tile(knobs: Knobs, bucket: str) -> Int8Tile:
     sizes = (knobs.get(f"int8_{name}.{bucket}", knobs[f"int8_{name}"]) for name in ("rows", "tail_rows", "blocks"))
-    depth, unroll = knobs.get("int8_depth", DEPTH), knobs.get("int8_unroll", UNROLL)
     rows, tail_rows, blocks = map(int, sizes)
-    return Int8Tile(rows, tail_rows, blocks, int(depth), int(unroll))
+    return Int8Tile(rows, tail_rows, blocks, int(knobs.get("int8_depth", DEPTH)))
 
 
 def unfit(op: Op, w: Packed) -> str:
@@ -134,39 +130,32 @@ def _few_kernel(w: Packed, dot: Dot, tiles: FewTiles, gate: Gate | None, shape: 
 
 @cache
 def _many_kernel(w: Packed, dot: Dot, tiles: FewTiles, many: Int8Tile, gate: Gate | None) -> tirx.PrimFunc:
-    """The coarsest scales that the CPU gains by."""
-    chunk, spans, pairs = chunk_of(w, dot), spans_of(w, dot), pairs_of(w, dot)
+    """What the CPU has for many rows."""
 
     def body(X: Buffer, weight: Weight, Y: Buffer, m: Expr, _: Adapters | None) -> None:
-        if spans is not None or pairs is not None:
+        if amx_fits(w, dot) or smmla_fits(w, dot):
             sums = ungated(gate, Y, m)
-            if spans is not None:
-                amx_gemm(X, weight, sums, m, spans)
-            elif pairs is not None:
-                smmla_gemm(X, weight, sums, m, pairs)
+            (amx_gemm if amx_fits(w, dot) else smmla_gemm)(X, weight, sums, m)
             return apply_gate(gate, sums, Y, m)
-        if not chunk:
-            # With one scale a row nothing but x bounds the length of an integer sum.
-            fine, whole_row = fine_groups(weight), w.groups == 1 and w.k % CHUNK == 0 and not w.blocked
-            return _dot_products(X, weight, Y, m, tiles, replace(fine, size=CHUNK) if whole_row else fine, gate)
-        coarse = Groups(w.k, chunk, PAIRS, dot.byte_offset)
-        with I.If(m <= I.int64(ROWS)):
+        if not gemm_fits(w, dot):
+            return _dot_products(X, weight, Y, m, tiles, fine_groups(weight), gate)
+        with I.If(m <= I.int64(FEW_OF_MANY)):
             with I.Then():
-                sums, ask = ungated(gate, Y, ROWS), ask_ahead(weight, tiles.prefetch_words)
-                gemm_few_rows(X, weight, sums, m, many.depth, coarse, ask)
+                sums = ungated(gate, Y, FEW_OF_MANY)
+                few_of_many(X, weight, sums, m, fine_groups(weight), tiles.prefetch_words)
                 apply_gate(gate, sums, Y, m)
             with I.Else():
-                _gemm(X, weight, Y, m, many, coarse, gate)
+                _gemm(X, weight, Y, m, many, gate)
 
     return _function(w, dot, gate, body)
 
 
-def _gemm(X: Buffer, weight: Weight, Y: Buffer, m: Expr, tile: Int8Tile, groups: Groups, gate: Gate | None) -> None:
+def _gemm(X: Buffer, weight: Weight, Y: Buffer, m: Expr, tile: Int8Tile, gate: Gate | None) -> None:
     """A gate in each thread where halves of the columns end with blocks."""
     if gate is not None and gate.width % LANES == 0:
-        return gemm(X, weight, Y, m, tile, groups, gate)
+        return gemm(X, weight, Y, m, tile, gate)
     sums = ungated(gate, Y, m)
-    gemm(X, weight, sums, m, tile, groups, None)
+    gemm(X, weight, sums, m, tile, None)
     apply_gate(gate, sums, Y, m)
 
 
@@ -190,14 +179,6 @@ def _dot_products(
             rows = ungated(gate, Y, m)
             several_rows(X, weight, rows, m, tiles, groups, adapters)
             apply_gate(gate, rows, Y, m)
-
-
-def fine_groups(weight: Weight) -> Groups:
-    """x in groups of 32, for codes as they are stored."""
-    w = weight.packed
-    if w.blocked:
-        return groups_of(weight)
-    return Groups(w.k, GROUP, EVEN_ODD if w.bits == 4 else IN_ORDER, weight.dot.zero_point(w.bits, w.zero_point))
 
 
 RULES = (

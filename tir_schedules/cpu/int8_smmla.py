@@ -1,29 +1,26 @@
 """Prefill rows times a packed weight with Arm's `smmla`: two rows of x by two columns of y, 8 numbers of K each.
 
 One instruction is twice `sdot`'s arithmetic, and its 2 x 2 sums need both factors in pairs: 8 bytes of a row of x (or
-a column of y) next to 8 of the next. x is quantized into that order. Weights come to it once for all rows, in scratch,
-as signed bytes: 4-bit codes on one scale for 128 as in `int8_gemm.py` where K has whole chunks, else the codes
-themselves on the scale of their group.
+a column of y) next to 8 of the next. x is quantized into that order, and codes come to it once for all rows.
 
 The register tile is 3 pairs of rows by 8 of columns: 24 of 32 registers are sums, and a step of 8 along K loads 11 for
-24 `smmla`. Scaled float32 sums lie in memory between spans of one scale.
+24 `smmla`. Scaled float32 sums lie in memory: 32 of K are 96 `smmla` and 72 instructions that scale their sums.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
-from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, PAIRS, Groups, Panels, quantize_rows
+from tir_schedules.cpu.int8_activations import Panels, quantize_rows
 from tir_schedules.cpu.int8_dot import Dot, Weight
-from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits, requantize
-from tir_schedules.cpu.int8_unpacked import Unpacked
+from tir_schedules.cpu.int8_unpacked import GROUP, Unpacked, alloc_unpacked, unpack, unpacked_groups
 from tir_schedules.cpu.packed_weight import Packed
 from tir_schedules.cpu.store import Output
-from tir_schedules.cpu.vectors import Registers, load, read, splat, store
+from tir_schedules.cpu.vectors import Registers, read, splat
 
 ROWS, TAIL_ROWS = 6, 4
 STEP = 8  # numbers of K in an instruction
@@ -31,36 +28,9 @@ STEP = 8  # numbers of K in an instruction
 DEPTH = 1024
 
 
-@dataclass(frozen=True)
-class Spans:
-    """How x and a weight are multiplied: `groups` of x share one scale, and their products one integer sum."""
-
-    groups: Groups
-    requantized: bool  # 4-bit codes on one scale for 128; else codes as they are
-
-    @property
-    def steps(self) -> int:
-        """Instructions along K in a span."""
-        return self.groups.size // STEP
-
-    @property
-    def depth(self) -> int:
-        """Spans between two visits of y."""
-        return DEPTH // self.groups.size
-
-
-def pairs_of(w: Packed, dot: Dot) -> Spans | None:
-    """The spans of a weight, where the CPU has `smmla`; None: it has not."""
-    if dot.kind != "neon_i8mm":
-        return None
-    if gemm_fits(w, dot):
-        return Spans(Groups(w.k, CHUNK, PAIRS, dot.byte_offset, side=2), requantized=True)
-    if w.blocked:
-        return None
-    # With one scale a row nothing but x bounds the length of an integer sum.
-    size = CHUNK if w.groups == 1 and w.k % CHUNK == 0 else 32
-    order, zero_point = EVEN_ODD if w.bits == 4 else IN_ORDER, dot.zero_point(w.bits, w.zero_point)
-    return Spans(Groups(w.k, size, order, zero_point, side=2), requantized=False)
+def smmla_fits(w: Packed, dot: Dot) -> bool:
+    """True where the CPU has `smmla`, but for block formats of 8 bits."""
+    return dot.kind == "neon_i8mm" and (w.bits < 8 or not w.blocked)
 
 
 def _twice(pair: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -78,42 +48,34 @@ def _row(left: tirx.PrimExpr, right: tirx.PrimExpr, which: int) -> tirx.PrimExpr
     return tirx.Shuffle([left, right], [2 * which, 2 * which + 1, 4 + 2 * which, 5 + 2 * which])
 
 
-def unpack(weight: Weight, block: Expr, span: Expr, out: Unpacked, slot: Expr, steps: int) -> None:
-    """Emit a span of a block of 16 rows -> a slot of `out`: the codes' bytes, and their scales as they are."""
-    w = weight.packed
-    parts, words = 8 // w.bits, STEP * w.bits // 32
-    half = Registers(2, 4, "uint32")
-    with I.unroll(steps) as i, I.unroll(4) as v:
-        with I.unroll(2) as h:
-            word = read(weight.words, (block, (span * steps + i) * words + h // parts, v * 4), 4)
-            half[h] = I.reinterpret("uint32x4", weight.dot.codes(word, w.bits, h % parts, w.zero_point))
-        out.put_eight(slot * steps + i, 0, v, half)
-    store(out.scales, (slot, 0, 0), load(weight.scales, (block, span if w.groups > 1 else 0, 0), 16), 16)
-
-
 def _pairs_tile(
-    panels: Panels, panel: Expr, columns: Unpacked, first: Expr, count: Expr, out: Output, dot: Dot
+    panels: Panels, panel: Expr, columns: Unpacked, first: Expr, count: Expr, out: Output, weight: Weight
 ) -> None:
-    """Emit y (+)= a panel times `count` unpacked spans, `first` and those after it."""
-    pairs, steps = out.rows // 2, columns.size // STEP
+    """Emit y (+)= a panel times `count` unpacked groups, `first` and those after it."""
+    pairs, steps, minima, dot = out.rows // 2, columns.size // STEP, weight.packed.minima, weight.dot
     total, acc = Registers(pairs * 8, 4), Registers(pairs * 8, 4, "int32")
     x, row_scale, by_row = Registers(pairs, 4, "int32"), Registers(pairs, 4), Registers(out.rows * 4, 4)
     with I.unroll(pairs * 8) as i:
         total[i] = splat(0.0, 4)
     with I.serial(count) as s:
-        with I.unroll(pairs) as i, I.unroll(8) as c:
-            acc[i * 8 + c] = _twice(read(panels.corrections, (panel, first + s, i * 2), 2))
+        corrections = [_twice(read(panels.corrections, (panel, first + s, i * 2), 2)) for i in range(pairs)]
+        for i in range(pairs):
+            with I.unroll(8) as c:
+                acc[i * 8 + c] = splat(I.int32(0), 4) if minima else corrections[i]
         with I.serial(steps) as k:
             with I.unroll(pairs) as i:
                 x[i] = read(panels.words, (panel, (first + s) * steps + k, i * 4), 4)
             with I.unroll(8) as c, I.unroll(pairs) as i:
                 w = read(columns.words, (s * steps + k, 0, c * 4), 4)
                 acc[i * 8 + c] = dot.pairs(acc[i * 8 + c], x[i], w)
-        with I.unroll(pairs) as i:
+        for i in range(pairs):
             row_scale[i] = _twice(read(panels.scales, (panel, first + s, i * 2), 2))
             with I.unroll(8) as c:
-                scale = _alternating(read(columns.scales, (s, 0, c * 2), 2)) * row_scale[i]
-                total[i * 8 + c] = total[i * 8 + c] + I.cast(acc[i * 8 + c], "float32x4") * scale
+                sums = I.cast(acc[i * 8 + c], "float32x4") * _alternating(columns.factor(s, 0, c * 2, 2))
+                if minima:
+                    minimum = _alternating(columns.factor(s, 0, c * 2, 2, which=1))
+                    sums = sums + minimum * I.cast(corrections[i], "float32x4")
+                total[i * 8 + c] = total[i * 8 + c] + sums * row_scale[i]
     with I.unroll(pairs) as i, I.unroll(4) as v:
         left, right = total[i * 8 + v * 2], total[i * 8 + v * 2 + 1]
         by_row[i * 8 + v] = _row(left, right, 0)
@@ -121,21 +83,17 @@ def _pairs_tile(
     out.store(by_row)
 
 
-def smmla_gemm(X: Buffer, weight: Weight, Y: Buffer, m: Expr, spans: Spans) -> None:
+def smmla_gemm(X: Buffer, weight: Weight, Y: Buffer, m: Expr) -> None:
     """Emit y = x W^T: per 16 columns and DEPTH of K, bytes once, then all panels."""
-    cover, panels = quantize_rows(X, m, spans.groups, ROWS, TAIL_ROWS)
+    cover, panels = quantize_rows(X, m, replace(unpacked_groups(weight), side=2), ROWS, TAIL_ROWS)
+    runs, depth = -(-weight.packed.k // GROUP), DEPTH // GROUP
     with I.parallel(weight.packed.blocks) as block:
-        words = I.alloc_buffer((DEPTH // STEP, 1, 32), "uint32")
-        scales = I.alloc_buffer((spans.depth, 1, 16), "float32")
-        columns = Unpacked(words, scales, spans.groups.size, side=2)
-        with I.serial(-(-spans.groups.count // spans.depth)) as d:
-            first = d * spans.depth
-            count = I.min(spans.depth, spans.groups.count - first)
+        columns = alloc_unpacked(weight, DEPTH, 1, side=2)
+        parts = GROUP // columns.size
+        with I.serial(-(-runs // depth)) as d:
+            first, count = d * depth, I.min(depth, runs - d * depth)
             with I.serial(count) as slot:
-                if spans.requantized:
-                    requantize(weight, block, first + slot, columns, slot, 0)
-                else:
-                    unpack(weight, block, first + slot, columns, slot, spans.steps)
+                unpack(weight, block, first + slot, columns, slot, 0)
             for panel, row, rows in cover.tiles():
                 out = Output(Y, row, m, block, rows, 1, first > 0)
-                _pairs_tile(panels, panel, columns, first, count, out, weight.dot)
+                _pairs_tile(panels, panel, columns, first * parts, count * parts, out, weight)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tir_schedules.cpu.attention import attention_tiles
-from tir_schedules.cpu.int8_amx import spans_of
+from tir_schedules.cpu.bf16_amx import amx_fits
 from tir_schedules.cpu.int8_dot import Dot
-from tir_schedules.cpu.int8_gemm import Int8Tile, chunk_of
+from tir_schedules.cpu.int8_gemm import Int8Tile, gemm_fits
 from tir_schedules.cpu.int8_matmul import dot_of, many_tile_of, tiles_of
-from tir_schedules.cpu.int8_smmla import pairs_of
+from tir_schedules.cpu.int8_smmla import smmla_fits
 from tir_schedules.cpu.packed_weight import packed_of
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined, Knobs
@@ -30,13 +30,11 @@ def _int8_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
     tiles, many = tiles_of(knobs), many_tile_of(knobs)
     if not op.many_rows:
         return (_gemv(tiles.gemv_blocks, tiles.prefetch_words), _tile("few", FEW_ROWS, tiles.few, dot, {}))
-    if spans_of(w, dot) is not None or pairs_of(w, dot) is not None:
+    if amx_fits(w, dot) or smmla_fits(w, dot):
         return ()
-    if not chunk_of(w, dot):
+    if not gemm_fits(w, dot):
         return (_tile("few", MANY_ROWS, tiles.few, dot, {}),)
-    depth, unroll = (512, 1024, 2048, 4096), (2, 4, 8, 16)
-    more = {"int8_depth": (many.depth, depth), "int8_unroll": (many.unroll, unroll)}
-    return (_tile("gemm", MANY_ROWS, many, dot, more),)
+    return (_tile("gemm", MANY_ROWS, many, dot, {"int8_depth": (many.depth, (256, 512, 1024, 2048))}),)
 
 
 def _gemv(blocks: int, prefetch: int) -> Space:
@@ -48,10 +46,8 @@ def _gemv(blocks: int, prefetch: int) -> Space:
 def _tile(bucket: str, rows: int, tile: Int8Tile, dot: Dot, more: Mapping[str, tuple[int, tuple[int, ...]]]) -> Space:
     """A register tile; `more` knobs: name -> (what it is now, its values).
 
-    Decode rows keep a group's sums in int32 next to those in float32; prefill rows have long groups, and keep only
-    float32 sums between them.
+    A group's sums in int32 are next to those in float32.
     """
-    kinds = 2 if bucket == "few" else 1
     names = {name: f"int8_{name}.{bucket}" for name in ("rows", "tail_rows", "blocks")}
     default = {names["rows"]: tile.rows, names["tail_rows"]: tile.tail_rows, names["blocks"]: tile.blocks}
     knobs: dict[str, tuple[int, ...]] = {names["rows"]: _ROWS, names["tail_rows"]: _ROWS, names["blocks"]: (1, 2, 3, 4)}
@@ -62,7 +58,7 @@ def _tile(bucket: str, rows: int, tile: Int8Tile, dot: Dot, more: Mapping[str, t
         tall, tail, wide = (choice[names[name]] for name in ("rows", "tail_rows", "blocks"))
         if tail != tall and 3 * tail != 2 * tall:
             return f"{tail} rows in the last panels are neither {tall} nor two thirds of it"
-        sums = tall * wide * 16 // dot.lanes * kinds
+        sums = 2 * tall * wide * 16 // dot.lanes
         if sums > _REGISTERS[dot.lanes] - 2:
             return f"{sums} sums do not fit {_REGISTERS[dot.lanes]} vector registers"
         if "int8_depth" in choice and choice["int8_depth"] * 16 * wide > _L2_BYTES:

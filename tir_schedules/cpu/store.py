@@ -53,15 +53,18 @@ class Output:
                     self._store(total, i, lane, row, column + lane, 1)
 
     def restore(self, total: Registers, stored: Expr) -> None:
-        """total = y where `stored` holds, else zeros; vectors of 16."""
-        n = int(self.y.shape[1])
-        with I.unroll(self.rows) as r, I.unroll(self.blocks) as b:
-            i, row, column = r * self.blocks + b, self.row + r, (self.block + b) * 16
-            total[i] = splat(0.0, 16)
-            with I.If(tirx.all(stored, row < self.row_end)), I.Then(), I.If(self.block + b < n // 16):
+        """total = y where `stored` holds, else zeros."""
+        lanes, n = total.lanes, int(self.y.shape[1])
+        per_block = 16 // lanes
+        vectors = self.blocks * per_block
+        with I.unroll(self.rows) as r, I.unroll(vectors) as v:
+            i, row, block = r * vectors + v, self.row + r, self.block + v // per_block
+            column = block * 16 + v % per_block * lanes
+            total[i] = splat(0.0, lanes)
+            with I.If(tirx.all(stored, row < self.row_end)), I.Then(), I.If(block < n // 16):
                 with I.Then():
-                    total[i] = read(self.y, (row, column), 16)
-                with I.Else(), I.serial(16) as lane, I.If(column + lane < n), I.Then():
+                    total[i] = read(self.y, (row, column), lanes)
+                with I.Else(), I.serial(lanes) as lane, I.If(column + lane < n), I.Then():
                     put(total.memory, (i, lane), self.y[row, column + lane])
 
     def _store(self, total: Registers, i: Expr, lane: Expr, row: Expr, column: Expr, lanes: int) -> None:

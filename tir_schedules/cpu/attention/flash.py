@@ -286,11 +286,11 @@ class Rows:
                             for r in range(size)
                         ]
                         for v in vectors:
-                            (at, part), line = keys.v_at(self.shape, where[v]), slot * (dim // keys.packed)
-                            item = value(load_packed(keys.v_elements, base + line + at, lanes, keys.packed)[part])
+                            at, part = keys.v_at(self.shape, slot, where[v])
+                            item = value(load_packed(keys.v_elements, base + at, lanes, keys.packed)[part])
                             for r in range(size):
                                 store(acc[r, v], 0, read(acc[r, v], 0, lanes) + weights[r] * item, lanes)
                             if keys.fetch is not None and (v == vectors[0] or where[v] % keys.line == 0):
-                                keys.fetch(i, line + at, 1)
+                                keys.fetch(i, at, 1)
                 for (r, v), a in acc.items():
                     store(self.out, (row + r) * dim + where[v], read(a, 0, lanes), lanes)

@@ -23,7 +23,7 @@ from tir_schedules.rule import Knobs, NamedRule, hand_written
 from tir_schedules.step import ATTEND
 
 FEW = Tiles()
-LATENT = Tiles(max_rows=6)  # many heads share a key: rows by 4 pages
+LATENT = Tiles(max_rows=24)  # heads share a key: a tile is all of them, or many, by one page or 16 dimensions
 # Each task brings keys to float32 itself, so many rows share them.
 MANY = Tiles(16, 4, task_rows=128)
 

@@ -24,6 +24,7 @@ class Keys:
     `scales` at `scale(i, g, of_v)` has the 16 of group g of page i; None for elements without scales.
     `fetch(i, j, of_v)` asks for the cache line, of `line` elements, with element j of page i one block further. Only
     the first `valid` slots of a page hold values; None: all. `biases(r, i)` is added to the scores of row r and page i.
+    `v_strips`: V of a page is [v_dim / 16, slot, 16], so that a tile of 16 dimensions reads what lies together.
     """
 
     k_elements: Buffer
@@ -37,16 +38,19 @@ class Keys:
     valid: Expr | None = None
     packed: int = 1
     biases: Callable[[Expr, int], Expr] | None = None
+    v_strips: bool = False
 
     def k_rows(self, i: int, row: Expr) -> list[Expr]:
         """K of 16 slots in the `packed` dimensions from row * packed on."""
         return load_packed(self.k_elements, self.k[i] + row * PAGE, 16, self.packed)
 
-    def v_at(self, shape: AttentionShape, d: int) -> tuple[int, int]:
-        """Which element of a slot's V has dimension d, and which of its numbers that is."""
+    def v_at(self, shape: AttentionShape, slot: Expr, d: int) -> tuple[Expr, int]:
+        """Which element of a page's V has dimension d of a slot, and which of its numbers that is."""
+        if self.v_strips:
+            return d * PAGE + slot * PAGE, 0
         size = shape.scale_dims // self.packed
         part, rest = divmod(d % shape.scale_dims, size)
-        return d // shape.scale_dims * size + rest, part
+        return slot * (shape.v_dim // self.packed) + d // shape.scale_dims * size + rest, part
 
 
 def page_keys(
@@ -97,11 +101,12 @@ class Panels:
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
         self.k, self.v = scratch(BLOCK * shape.head_dim), scratch(BLOCK * shape.v_dim)
+        self.strips = shape.latent and shape.lanes == PAGE
 
     def keys(self, pages: int = BLOCK_PAGES, valid: Expr | None = None) -> Keys:
         """The keys of the first `pages`."""
         k, v = ([i * PAGE * dim for i in range(pages)] for dim in (self.shape.head_dim, self.shape.v_dim))
-        return Keys(self.k, self.v, k, v, valid=valid)
+        return Keys(self.k, self.v, k, v, valid=valid, v_strips=self.strips)
 
     def widen(self, source: Keys, to: Expr = 0) -> None:
         """The K and V of some pages become those from page `to` on."""
@@ -148,6 +153,6 @@ class Panels:
         with I.serial(0, dim // PAGE) as j:
             rows = turned([value(read(self.k, k + (j * PAGE + d) * PAGE, PAGE)) for d in range(PAGE)])
             for slot, row in enumerate(rows):
-                store(self.v, v + slot * dim + j * PAGE, row, PAGE)
+                store(self.v, v + (j * PAGE * PAGE + slot * PAGE if self.strips else slot * dim + j * PAGE), row, PAGE)
         with I.serial(dim // PAGE * PAGE, dim) as d, I.serial(0, PAGE) as slot:
             put(self.v, v + slot * dim + d, self.k[k + d * PAGE + slot])

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import product
 
 import numpy as np
 from tvm import tirx
 
-from mlcpipe.quantization import native_formats
-from mlcpipe.quantization.layout import load_layout
-from mlcpipe.quantization.scheme import Scheme, load_scheme
+from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import host_instruction_sets
 from tests.kernels.cases.cpu.matmul import (
     INTEGERS,
     KEPT,
-    LAYOUT,
     MORE,
     SHAPES,
     ExpertMatmul,
@@ -29,10 +26,10 @@ from tests.kernels.cases.cpu.matmul import (
     whole,
 )
 from tests.kernels.harness import EPS, KINDS, TINY, Array, Call, Case, adversarial, unwritten
+from tir_schedules.cpu.bf16_amx import amx_fits
 from tir_schedules.cpu.int8_activations import SMALLEST
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_expert_matmul import int8_expert_matmul
-from tir_schedules.cpu.int8_gemm import CHUNK, chunk_of, gemm_fits
 from tir_schedules.cpu.int8_matmul import int8_matmul
 from tir_schedules.cpu.int8_unpacked import GROUP
 from tir_schedules.cpu.packed_weight import packed_of
@@ -50,7 +47,7 @@ DOTS = {
 HERE = [kind for kind, (_, needs, _) in DOTS.items() if needs in host_instruction_sets()]
 SCHEMES = ("q4f16_1", "q8f16_1", "q8f16_0")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 33)
-# Whole chunks of 128 or 256: where unpacking to bytes first pays; the last has more than are unpacked at a time.
+# The last has more of K than is unpacked at a time.
 MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))
 # Halves of whole blocks, an odd number of them, and halves that part a block.
 GATED = (("q4f16_1", 96, 640, "silu"), ("q4f16_1", 40, 128, "gelu_tanh"), ("q8f16_1", 40, 128, "silu"))
@@ -80,52 +77,11 @@ def quantized(x: Array, size: int = GROUP) -> Array:
     return (q * scale).reshape(*x.shape[:-1], groups * size)[..., :k]
 
 
-def requantized(rows: dict[str, Array], k: int, chunk: int, zero: int) -> Array:
-    """float64[n, k] of 4-bit codes and scales in row order as bytes on one scale a chunk, as `int8_gemm` makes them."""
-    words = rows["q_weight"]
-    codes = ((words[:, :, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15).reshape(
-        len(words), -1, chunk // GROUP, GROUP
-    )
-    scales = rows["q_scale"].astype(np.float32).reshape(len(words), -1, chunk // GROUP)
-    top = np.abs(scales).max(-1, keepdims=True)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(top > 0, np.float32(256 * 127 / 8) / top, np.float32(0))
-    factor = np.rint(scales * inverse).astype(np.int64)[..., None]
-    bytes_ = ((codes.astype(np.int64) - zero) * factor + 128) >> 8
-    step = (top * np.float32(8 / 127)).astype(np.float64)[..., None]
-    return (bytes_ * step).reshape(len(words), -1)[:, :k]
-
-
-def requantized_blocks(scheme: Scheme, rows: dict[str, Array], k: int, chunk: int) -> Array:
-    """As `requantized`, of a block format in row order: its step is the largest that its codes can mean / 127."""
-    codes = native_formats.unpack_codes(rows["q_weight"], scheme.bits).astype(np.int64)
-    if scheme.table:
-        codes = np.array(scheme.table)[codes] + scheme.zero_point
-    highest = np.float32(max(scheme.table) + scheme.zero_point if scheme.table else (1 << scheme.bits) - 1)
-    n, each = len(codes), 2 if scheme.minima else 1
-    numbers = native_formats.scale_values(scheme, rows["q_scale"]).reshape(n, -1, 1, each)
-    if scheme.super_size:
-        numbers = numbers * rows["q_sub"].astype(np.float32).reshape(n, numbers.shape[1], -1, each)
-    if scheme.zeros:
-        zeros = rows["q_zero"].view(np.uint8).astype(np.float32).reshape(n, -1, 1, 1)
-        numbers = np.concatenate([numbers, -(zeros * numbers)], axis=-1)
-    shifted = scheme.minima or scheme.zeros
-    numbers = np.repeat(numbers.reshape(n, -1, 1 + shifted), max(1, scheme.group(k) // GROUP), axis=1)
-    numbers = numbers.reshape(n, k // chunk, -1, 1 + shifted)
-    scale, minimum = numbers[..., 0], numbers[..., -1]
-    if shifted:
-        reach = np.maximum(np.abs(minimum), np.abs(scale * highest + minimum))
-    else:
-        reach = np.abs(scale) * max(np.float32(scheme.zero_point), highest - np.float32(scheme.zero_point))
-    top = reach.max(-1, keepdims=True)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(top > np.float32(SMALLEST), np.float32(256 * 127) / top, np.float32(0))
-    factor = np.rint(scale * inverse).astype(np.int64)[..., None]
-    offset = np.rint(minimum * inverse).astype(np.int64)[..., None] if shifted else 0
-    codes = codes.reshape(n, *factor.shape[1:3], -1) - scheme.zero_point
-    step = (top * np.float32(1 / 127)).astype(np.float64)[..., None]
-    result: Array = ((codes * factor + offset + 128 >> 8) * step).reshape(n, k)
-    return result
+def bfloat16(x: Array) -> Array:
+    """float64 of float32 numbers, each rounded to the nearest bfloat16, of two the even one."""
+    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+    nearest = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
+    return nearest.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -161,44 +117,27 @@ class Int8Matmul:
         return kernel
 
     @property
-    def chunk(self) -> int:
-        """Numbers of a row of w on one scale where codes are unpacked to bytes first, else 0."""
-        w, dot = packed_of(self.op), Dot(self.kind, DOTS[self.kind][0])
-        if not self.many or not gemm_fits(w, dot):
-            return 0
-        return CHUNK if self.kind in ("amx_int8", "neon_i8mm") else chunk_of(w, dot)
-
-    @property
-    def group(self) -> int:
-        """Numbers of a row of x on one scale."""
-        if not self.chunk and scheme_named(self.scheme).blocked:
-            return min(scheme_named(self.scheme).group(self.k), GROUP)
-        whole_row = self.many and packed_of(self.op).groups == 1 and self.k % CHUNK == 0
-        return self.chunk or (CHUNK if whole_row else GROUP)
+    def floats(self) -> bool:
+        """Whether x and w are bfloat16."""
+        return self.many and amx_fits(packed_of(self.op), Dot(self.kind, DOTS[self.kind][0]))
 
 
-@cache
-def weight(scheme: str, n: int, k: int, kind: str, chunk: int) -> Array:
-    """float64[n, k] that a kernel multiplies with; `chunk` is as for `requantized`, or 0."""
-    if not chunk:
-        return packed(scheme, (n, k), kind)[1]
-    loaded = scheme_named(scheme)
-    arrays = dict(zip(loaded.shapes(n, k), packed(scheme, (n, k), kind)[0]))
-    rows = load_layout(LAYOUT).unrepack(loaded, arrays, n, k)
-    return (
-        requantized_blocks(loaded, rows, k, chunk) if loaded.blocked else requantized(rows, k, chunk, loaded.zero_point)
-    )
+def group_of(scheme: str, k: int) -> int:
+    """Numbers of a row of x on one scale."""
+    return min(scheme_named(scheme).group(k), GROUP) if scheme_named(scheme).blocked else GROUP
 
 
 def int8_call(kernel: Int8Matmul, m: int, kind: str) -> Call:
     """x, packed weight -> y f32[m, n] or [m, n / 2]; integers are exact, so only scaling and adding groups rounds."""
-    arrays = packed(kernel.scheme, (kernel.n, kernel.k), kind)[0]
-    w = weight(kernel.scheme, kernel.n, kernel.k, kind, kernel.chunk)
-    x = adversarial(kind, (m, kernel.k), np.random.default_rng([m, kernel.k]))
-    seen = quantized(x, kernel.group)
-    terms = kernel.k // kernel.group + 8 if scheme_named(kernel.scheme).blocked else kernel.k // GROUP + 8
-    size = np.abs(w) if kernel.chunk else packed(kernel.scheme, (kernel.n, kernel.k), kind)[2]
-    bound = terms * EPS * (np.abs(seen) @ size.T) + terms * TINY
+    arrays, w, size = packed(kernel.scheme, (kernel.n, kernel.k), kind)
+    x, group = adversarial(kind, (m, kernel.k), np.random.default_rng([m, kernel.k])), group_of(kernel.scheme, kernel.k)
+    if kernel.floats:
+        seen, w, terms, least = bfloat16(x), bfloat16(w), kernel.k, 2.0**-126  # tiles take subnormal numbers as zeros
+        # The kernel's weights have rounding errors before they become bfloat16, which may then be the next number.
+        slack = 2.0**-8 * 2.0**-4
+    else:
+        seen, terms, least, slack = quantized(x, group), kernel.k // group + 8, TINY, 0.0
+    bound = (terms * EPS + slack) * (np.abs(seen) @ size.T) + terms * least
     expected, bound = gated(seen @ w.T, bound, kernel.activation)
     args = (x, *arrays, unwritten(expected.shape))
     return Call(args, {len(args) - 1: (expected, bound)})
@@ -242,8 +181,7 @@ def int8_expert_call(kernel: Int8ExpertMatmul, m: int, kind: str) -> Call:
     assert isinstance(x, np.ndarray) and isinstance(ids, np.ndarray)
     _, w, sizes = packed(kernel.scheme, (kernel.experts, kernel.n, kernel.k), kind)
     chosen = np.clip(ids, 0, kernel.experts - 1).reshape(-1)
-    scheme = scheme_named(kernel.scheme)
-    group = min(scheme.group(kernel.k), GROUP) if scheme.blocked else GROUP
+    group = group_of(kernel.scheme, kernel.k)
     seen = np.repeat(quantized(x, group), kernel.top if kernel.shared else 1, axis=0)
     expected = np.stack([row @ w[e].T for row, e in zip(seen, chosen)])
     terms = kernel.k // group + 8

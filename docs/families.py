@@ -56,6 +56,8 @@ _POPULAR = (
     ("GLM-4-0414", "glm4"),
     ("GLM-4.5-Air, GLM-4.6, GLM-4.7", "glm4_moe"),
     ("Qwen3-Next, Qwen3-Coder-Next", "qwen3_next"),
+    ("Kimi-Linear-48B-A3B", "kimi_linear"),
+    ("Ling-3.0-Flash", "bailing_hybrid"),
     ("Falcon-H1", "falcon_h1"),
     ("DeepSeek-V3, R1, Kimi-K2, Moonlight", "deepseek_v3"),
     ("DeepSeek-V2-Lite, Coder-V2-Lite", "deepseek_v2"),

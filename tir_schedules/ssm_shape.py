@@ -30,7 +30,8 @@ class SsmShape:
 
     for each channel of a head; with `channelwise` (Mamba) a head has one channel and a_log f32[heads, state_size] is of
     each number of its state. y [m, heads * head_dim]. Then, in place, the state becomes the one for the next step of
-    each sequence.
+    each sequence. With `steady` (lightning attention, Qin et al. 2024) dt is 1 and skip 0, and there is no `projected`,
+    `dt_bias` or `skip`.
 
     `state` f32[Z, heads * head_dim * state_size]: a slot has blocks of `lanes` channels, [state_size, lanes] each;
     before a sequence's first token they are 0.
@@ -43,6 +44,7 @@ class SsmShape:
     width: int
     dtype: str
     channelwise: bool = False
+    steady: bool = False
 
     @property
     def inner(self) -> int:
@@ -75,17 +77,19 @@ class SsmShape:
         """`ssm_scan` of body."""
         m, size, slots = (tirx.Var(name, "int64") for name in ("m", "size", "slots"))
         rates = (self.heads, self.state_size) if self.channelwise else (self.heads,)
+        stepped = {} if self.steady else {"projected": Tensor((m, self.width), self.dtype)}
+        vectors = () if self.steady else ("dt_bias", "skip")
         arguments = {
             "xbc": Tensor((m, self.channels), self.dtype),
-            "projected": Tensor((m, self.width), self.dtype),
+            **stepped,
             "a_log": Tensor(rates, "float32", [(math.prod(rates), "float32")]),
-            **{name: Tensor((self.heads,), "float32") for name in ("dt_bias", "skip")},
+            **{name: Tensor((self.heads,), "float32") for name in vectors},
             "step": step_argument(size),
             "state": Tensor((slots, self.inner * self.state_size), "float32"),
             "y": Tensor((m, self.inner), self.dtype),
         }
         facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        func = function("ssm_scan", arguments, lambda *buffers: body(Scan(self, m, *buffers)))
+        func = function("ssm_scan", arguments, lambda *buffers: body(Scan(self, m, **dict(zip(arguments, buffers)))))
         return by_hand({"ssm_scan": func}, "", **facts)["ssm_scan"]
 
 
@@ -96,10 +100,10 @@ class Scan:
     shape: SsmShape
     m: Expr
     xbc: Buffer
-    projected: Buffer
     a_log: Buffer
-    dt_bias: Buffer
-    skip: Buffer
     step: Step
     state: Buffer
     y: Buffer
+    projected: Buffer = None
+    dt_bias: Buffer = None
+    skip: Buffer = None

@@ -49,27 +49,35 @@ def read_latent_base(
     *,
     nope: int = 128,
     rope: int = 64,
+    head_dims: Sequence[int] = (),
 ) -> BaseConfig:
     """The shared fields; `head_dim` is that of the rotated part of heads. Raises ConfigError.
 
-    `nope` and `rope` are the family's default sizes.
+    `nope` and `rope` are the family's default sizes; `head_dims`: files may say these of other heads.
     """
     base = read_base(config, defaults, **_NEUTRAL, **neutral)
     fields, rotated = base.fields, base.fields.integer("qk_rope_head_dim", rope, low=2, high=1024)
     whole = rotated + fields.integer("qk_nope_head_dim", nope, high=1024)
-    fields.refuse(num_key_value_heads=[None, base.num_heads], head_dim=[None, rotated, whole])
+    sizes = [None, rotated, whole, base.hidden_size // base.num_heads, *head_dims]
+    fields.refuse(num_key_value_heads=[None, base.num_heads], head_dim=sizes)
     check_heads(fields, base.num_heads, 1, "num_attention_heads")
-    layer_windows(fields, None, [False] * base.num_layers, fixed=True)
     return replace(base, head_dim=rotated)
 
 
-def latent_mixers(
-    base: BaseConfig, *, kv_rank: int = 512, q_rank: int = 1536, nope: int = 128, value: int = 128,
-    interleaved: bool = True, growth: tuple[float, int, int] | None = None, rope: Mapping[str, Any] | None = None,
-) -> list[Mixer]:  # fmt: skip
-    """The attention of all layers; the sizes are the family's defaults. Raises ConfigError.
+def latent_mixers(base: BaseConfig, **options: Any) -> list[Mixer]:
+    """The attention of all layers, with options of `latent_spec`. Raises ConfigError."""
+    layer_windows(base.fields, None, [False] * base.num_layers, fixed=True)
+    spec = latent_spec(base, **options)
+    return [Mixer("self_attn", LatentAttention(spec, i)) for i in range(base.num_layers)]
 
-    `rope` is the rope dictionary, if it is not that of config.json.
+
+def latent_spec(
+    base: BaseConfig, *, kv_rank: int = 512, q_rank: int | None = 1536, nope: int = 128, value: int = 128,
+    interleaved: bool = True, rope: Mapping[str, Any] | None = None, **options: Any,
+) -> LatentSpec:  # fmt: skip
+    """What config.json says of latent attention; the sizes are the family's defaults. Raises ConfigError.
+
+    `rope` is the rope dictionary, if it is not that of config.json; `options` are others of LatentSpec.
     """
     fields = base.fields
     table = Fields(rope_table(fields) if rope is None else rope, "config.json rope_parameters")
@@ -78,12 +86,11 @@ def latent_mixers(
     grown = table.number("mscale_all_dim", 0.0, low=0.0)
     if grown and table.get("rope_type", table.get("type", "default")) != "default":
         scale *= yarn_attention(table.number("factor", low=1e-6), grown) ** 2
-    spec = LatentSpec(
+    return LatentSpec(
         base.hidden_size, base.num_heads, nope, base.head_dim, fields.integer("v_head_dim", value, high=1024),
         fields.integer("kv_lora_rank", kv_rank, high=4096), fields.optional_integer("q_lora_rank", q_rank), scale,
-        fields.flag("attention_bias", False), interleaved and fields.flag("rope_interleave", True), growth,
+        fields.flag("attention_bias", False), interleaved and fields.flag("rope_interleave", True), **options,
     )  # fmt: skip
-    return [Mixer("self_attn", LatentAttention(spec, i)) for i in range(base.num_layers)]
 
 
 def draft_of(base: BaseConfig, mixers: Sequence[Mixer]) -> Mixer | None:

@@ -65,15 +65,14 @@ def sparse_after(
 
     `width`: by default of an expert; `shared` as many widths as the one has that all tokens use.
     """
+    first, sparse = base.fields.integer("first_k_dense_replace", dense, low=0), mixture(base, routing, shared, width)
+    return lambda i: base.mlp() if i < first else sparse()
+
+
+def mixture(base: BaseConfig, routing: Routing, shared: int, width: int) -> Callable[[], nn.Module]:
+    """What makes the experts of a layer; the sizes are as those of `sparse_after`."""
     width = base.fields.integer("moe_intermediate_size", width)
-    first = base.fields.integer("first_k_dense_replace", dense, low=0)
-
-    def mlp(i: int) -> nn.Module:
-        if i < first:
-            return base.mlp()
-        return SparseMoE(base.hidden_size, width, routing, base.act, shared_width=shared * width)
-
-    return mlp
+    return lambda: SparseMoE(base.hidden_size, width, routing, base.act, shared_width=shared * width)
 
 
 def complete_gguf(file: GgufFile, config: dict[str, Any], score: Literal["softmax", "sigmoid"] = "sigmoid") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.mlp import softplus
 from mlcpipe.nn.norm import layer_norm, norm_weight, rms_norm
+from mlcpipe.nn.rows import scaled
 from mlcpipe.nn.step_states import StepStates
 
 
@@ -28,7 +29,7 @@ class Attention(AttentionBlock):
     def __init__(self, spec: AttentionSpec, layer: int) -> None:
         self.spec, self.layer = spec, layer
         self._add_projections()
-        self.o_proj = Linear(spec.q_size, spec.hidden_size, spec.o_bias)
+        self.o_proj = Linear(spec.num_heads * spec.value_size, spec.hidden_size, spec.o_bias)
         if spec.sinks:
             self.sinks = Float32((spec.num_heads,))
         if spec.norm:
@@ -69,7 +70,7 @@ class Attention(AttentionBlock):
             return
         self.k_proj = Linear(k, spec.kv_size, bias, order=orders[1])
         if not spec.keys_as_values:
-            self.v_proj = Linear(k, spec.kv_size, bias)
+            self.v_proj = Linear(k, spec.num_kv_heads * spec.value_size, bias)
 
     def _project(self, x: Tensor) -> list[Tensor]:
         """x [m, hidden] -> q [m, q_size], with its gate twice as wide, k and v [m, kv_size], or q alone."""
@@ -104,7 +105,8 @@ class Attention(AttentionBlock):
             qkv = op.tensor_expr_op(_with_weights, "with_weights", [qkv, *weights, spec.num_heads, spec.num_kv_heads])
         y = kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None)
         y = without_slopes(y, spec.num_heads) if spec.slopes else y
-        y = y if gate is None else self._gated(y, gate)
+        if gate is not None:
+            y = gated_heads(y, gate, spec.head_dim if spec.gate == "head" else 1, spec.gate_act)
         return self.o_proj(self.sub_norm(y) if spec.sub_norm else y)
 
     def _heads(self, parts: list[Tensor], m: tirx.Expr) -> list[Tensor]:
@@ -115,27 +117,16 @@ class Attention(AttentionBlock):
         if spec.norm == "all":
             parts[:2] = [norm(part) for norm, part in zip(norms, parts)]
         parts = [_clipped(one, spec.clip) for one in parts]
-        parts = [op.reshape(one, (m, int(one.shape[1]) // spec.size, spec.size)) for one in parts]
+        sizes = (spec.size, spec.size, spec.value_size)
+        parts = [op.reshape(one, (m, int(one.shape[1]) // size, size)) for one, size in zip(parts, sizes)]
         if spec.norm in ("head", "each"):
             parts[:2] = [norm(part) for norm, part in zip(norms, parts)]
         if spec.value_norm:
             parts[2:] = [rms_norm(part, spec.norm_of.eps, None) for part in parts[2:]]
+        parts[2:] = [scaled(part, spec.value_scale) for part in parts[2:]]
+        if spec.value_size < spec.size:
+            parts[2:] = [op.tensor_expr_op(_padded, "padded", [part, spec.size]) for part in parts[2:]]
         return parts
-
-    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        """y [m, q_size] times the sigmoid, or another function, of the gate."""
-        width = self.spec.head_dim if self.spec.gate == "head" else 1
-
-        act = tirx.sigmoid if self.spec.gate_act == "sigmoid" else softplus
-
-        def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
-            return te.compute(
-                a.shape,
-                lambda i, j: (a[i, j].astype("float32") * act(gate[i, j // width].astype("float32"))).astype(a.dtype),
-                name="gated_heads",
-            )
-
-        return op.tensor_expr_op(product, "gated_heads", [y, gate])
 
 
 class HeadNorm(nn.Module):
@@ -178,12 +169,37 @@ def _with_weights(qkv: te.Tensor, q_weight: te.Tensor, k_weight: te.Tensor, head
     return te.compute(qkv.shape, element, name="with_weights")
 
 
+def _padded(v: te.Tensor, size: int) -> te.Tensor:
+    """v [m, heads, d], with zeros up to `size` dimensions."""
+    (m, heads, d), zero = v.shape, tirx.const(0.0, v.dtype)
+    last = int(d) - 1
+    return te.compute(
+        (m, heads, size),
+        lambda i, h, j: tirx.if_then_else(j <= last, v[i, h, tirx.min(j, last)], zero),
+        name="padded",
+    )
+
+
 def _clipped(x: Tensor, bound: float) -> Tensor:
     """x within +- bound; 0 is none."""
     if not bound:
         return x
     low, high = (Tensor.from_scalar(sign * bound, x.dtype) for sign in (-1, 1))
     return op.maximum(op.minimum(x, high), low)
+
+
+def gated_heads(y: Tensor, gate: Tensor, width: int, act: Literal["sigmoid", "softplus"] = "sigmoid") -> Tensor:
+    """y [m, n] times the sigmoid, or another function, of the gate [m, n / width]."""
+    function = tirx.sigmoid if act == "sigmoid" else softplus
+
+    def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
+        return te.compute(
+            a.shape,
+            lambda i, j: (a[i, j].astype("float32") * function(gate[i, j // width].astype("float32"))).astype(a.dtype),
+            name="gated_heads",
+        )
+
+    return op.tensor_expr_op(product, "gated_heads", [y, gate])
 
 
 def grown(q: Tensor, positions: Tensor, beta: float, length: int, first: int) -> Tensor:

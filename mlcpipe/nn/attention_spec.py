@@ -32,7 +32,9 @@ class AttentionSpec:
     sub_norm       a norm before the output's matrix
     slopes         of ALiBi, one of each query head: a score gets slope * (key's position - query's). `head_dim` is then
                    that of the cache, SLOPE_DIMS more than projections make, two of which hold slopes and positions
-    value_dim      dimensions of v and of outputs in a head, at most `head_dim`; 0 is `head_dim`
+    value_dim      dimensions of v and of outputs in a head, at most `head_dim`; 0 is `head_dim`. The others of v in the
+                   cache's rows are zeros; not of `fused` projections, gates or `sub_norm`
+    value_scale    multiplies v
     latent         v is the first `value_dim` dimensions of k, and stored once with it
     distances      scores get a bias of the query's head and of the key's distance, below this one; encoders on CPUs
     value_norm     v is normalized as q and k are, over each head, without weights
@@ -65,6 +67,7 @@ class AttentionSpec:
     growth: tuple[float, int, int] | None = None
     slopes: tuple[float, ...] = ()
     value_dim: int = 0
+    value_scale: float = 1.0
     latent: bool = False
     distances: int = 0
     value_norm: bool = False
@@ -88,6 +91,11 @@ class AttentionSpec:
     def v_dim(self) -> int:
         """Dimensions of v and of an output in a head of the cache."""
         return self.value_dim or self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Dimensions of v and of an output in a head that projections make and read."""
+        return self.value_dim or self.size
 
     @property
     def score_scale(self) -> float:

@@ -19,6 +19,8 @@ class LayerForm:
     """The names of a layer's norms, "" for none: of the inputs and the outputs of the mixer and the MLP.
 
     `parallel`: mixer and MLP read the same residual stream; an MLP without a norm of its own reads the mixer's input.
+    `of_norms` are four factors (MiniMax): each norm's output replaces the residual stream, and in the sum of it and of
+    what the mixer makes they have the first two, in that of the MLP the others.
     """
 
     before_mixer: str = "input_layernorm"
@@ -26,6 +28,7 @@ class LayerForm:
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str = ""
     parallel: bool = False
+    of_norms: tuple[float, float, float, float] | None = None
 
 
 PRE_NORM = LayerForm()
@@ -69,6 +72,11 @@ class DecoderLayer(nn.Module):
         """x [m, hidden] -> [m, hidden]."""
         form, mixer, y = self.form, getattr(self, self.mixer_name), x
         mixed = self._normed(form.before_mixer, x)
+        if form.of_norms:
+            kept, of_mixer, kept_too, of_mlp = form.of_norms
+            y = op.add(scaled(mixed, kept), scaled(mixer(mixed, kv, cos, sin), of_mixer))
+            fed = self._normed(form.before_mlp, y)
+            return op.add(scaled(fed, kept_too), scaled(self.mlp(fed), of_mlp))
         if mixer is not None:
             y = op.add(x, self._added(form.after_mixer, mixer(mixed, kv, cos, sin)))
         if self.mlp is None:

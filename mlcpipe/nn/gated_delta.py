@@ -1,10 +1,14 @@
-"""Gated delta nets (Yang et al. 2024), as in Qwen 3.5: a sequence keeps a matrix for each head, whatever its length."""
+"""Gated delta nets (Yang et al. 2024), as in Qwen 3.5: a sequence keeps a matrix for each head, whatever its length.
+
+Those of Kimi Linear (Kimi team 2025) have a decay for each row of the matrix.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +31,10 @@ class DeltaSpec:
     """Static facts of a gated delta net.
 
     qkvz, ba   the checkpoint's matrices whose rows are those of q, k, v and the gate z, and of b and a
+    channelwise  each row of a head's matrix decays by its own a, whose rows follow those of z
+    rank       of z and of such a, which g_b_proj and f_b_proj make of as many numbers; 0: they are not of low rank
+    floor      as in DeltaShape
+    gate       what z becomes before it multiplies the output
     conv       its convolutions, whose channels are those of q, k and v
     grouped    their rows lie by key head: its q, k, v and z; its b and a
     tiled      value head h reads key head h % key_heads; else value heads after each other share a key head
@@ -46,6 +54,10 @@ class DeltaSpec:
     grouped: tuple[str, ...] = ()
     tiled: bool = False
     beta_scale: float = 1.0
+    channelwise: bool = False
+    rank: int = 0
+    floor: float = 0.0
+    gate: Literal["silu", "sigmoid"] = "silu"
 
     @property
     def channels(self) -> int:
@@ -56,9 +68,14 @@ class DeltaSpec:
     def value_size(self) -> int:
         return self.value_heads * self.value_dim
 
+    @property
+    def decays(self) -> int:
+        """Numbers a of a row."""
+        return self.value_heads * (self.key_dim if self.channelwise else 1)
+
 
 class GatedDelta(nn.Module):
-    """out(norm(delta(silu(conv(qkv(x))), b(x), a(x))) * silu(z(x))): x [m, hidden] -> [m, hidden].
+    """out(norm(delta(silu(conv(qkv(x))), b(x), a(x))) * gate(z(x))): x [m, hidden] -> [m, hidden].
 
     `delta` is the rule of `DeltaShape`; the norm is over each head.
     """
@@ -67,11 +84,15 @@ class GatedDelta(nn.Module):
         self.spec, self.layer, heads = spec, layer, spec.value_heads
         each = heads // spec.key_heads
         rows = (spec.key_dim, spec.key_dim, each * spec.value_dim, each * spec.value_dim)
-        self.in_proj = _joined(spec, spec.channels + spec.value_size, spec.qkvz, rows)
-        self.in_proj_ba = _joined(spec, 2 * heads, spec.ba, (each, each), quantize=False)
+        za = (spec.rank or spec.value_size, (spec.rank or spec.decays) if spec.channelwise else 0)
+        self.in_proj = _joined(spec, spec.channels + sum(za), spec.qkvz, rows)
+        others = heads if spec.channelwise else 2 * heads
+        self.in_proj_ba = _joined(spec, others, spec.ba, (each, each), quantize=False)
+        if spec.rank:
+            self.g_b_proj, self.f_b_proj = (Linear(spec.rank, size) for size in (spec.value_size, spec.decays))
         self.conv1d = Convolution(spec.channels, spec.taps, layer, activation="silu")
         self.conv1d.weight.attrs["sources"] = _weights(spec.conv)
-        self.A_log, self.dt_bias = Float32((heads,)), Float32((heads,))
+        self.A_log, self.dt_bias = Float32((heads,)), Float32((spec.decays,))
         self.norm = RMSNorm(spec.value_dim, spec.eps)
         self.out_proj = Linear(spec.value_size, spec.hidden_size)
 
@@ -92,12 +113,18 @@ class GatedDelta(nn.Module):
     def _shape(self, dtype: str, many: bool = False) -> DeltaShape:
         spec = self.spec
         sizes = (spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim)
-        return DeltaShape(*sizes, dtype, spec.beta_scale, spec.tiled, many)
+        return DeltaShape(*sizes, dtype, spec.beta_scale, spec.tiled, many, spec.channelwise, spec.floor)
 
     def forward(self, x: Tensor, kv: StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]; the order of tokens needs neither `cos` nor `sin`."""
         spec, m = self.spec, x.shape[0]
         qkvz, ba = self.in_proj(x), self.in_proj_ba(x)
+        z, begin = qkvz, spec.channels
+        if spec.rank:
+            z, begin = self.g_b_proj(columns(qkvz, spec.channels, spec.rank, x.dtype)), 0
+        if spec.channelwise:
+            a = columns(qkvz, spec.channels + (spec.rank or spec.value_size), spec.rank or spec.decays, x.dtype)
+            ba = op.concat([ba, self.f_b_proj(a) if spec.rank else a], dim=1)
         qkv = self.conv1d(columns(qkvz, 0, spec.channels, x.dtype), kv)
         kernels = importlib.import_module(f"tir_schedules.{kv.kernels}.gated_delta")
         func = kernels.gated_delta(self._shape(x.dtype, kv.prefill_rows))
@@ -105,7 +132,7 @@ class GatedDelta(nn.Module):
         (y,) = kv.update(self._state, func, "gated_delta", [qkv, ba, self.A_log, self.dt_bias], [out])
         y = op.reshape(y, (m * spec.value_heads, spec.value_dim))
         y = op.reshape(self.norm(y), (m, spec.value_size))
-        return self.out_proj(gated(y, qkvz, spec.channels))
+        return self.out_proj(gated(y, z, begin, spec.gate))
 
 
 def _joined(spec: DeltaSpec, rows: int, names: Sequence[str], parts: Sequence[int], quantize: bool = True) -> Linear:

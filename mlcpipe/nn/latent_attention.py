@@ -18,7 +18,7 @@ from tvm import te, tirx
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.states import State
-from mlcpipe.nn.attention import grown
+from mlcpipe.nn.attention import gated_heads, grown
 from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.language_model import LanguageModel
@@ -39,6 +39,7 @@ class LatentSpec:
     interleaved  the checkpoint has rope dimensions in pairs (2j, 2j + 1)
     scale        of scores
     growth       as in AttentionSpec
+    gated        each head's output is multiplied by a sigmoid of its row of gate_proj
     """
 
     hidden_size: int
@@ -52,6 +53,7 @@ class LatentSpec:
     bias: bool = False
     interleaved: bool = True
     growth: tuple[float, int, int] | None = None
+    gated: bool = False
 
     @property
     def cached(self) -> AttentionSpec:
@@ -80,6 +82,7 @@ class LatentAttention(AttentionBlock):
         self.kv_a_layernorm = NORM(latent.kv_rank)
         self.k_b_proj = HeadLinear(heads, latent.nope, latent.kv_rank)
         self.v_b_proj = HeadLinear(heads, latent.kv_rank, latent.value)
+        self.gate_proj = Linear(hidden, heads) if latent.gated else None
         self.o_proj = Linear(heads * latent.value, hidden, latent.bias)
 
     def states(self, model: LanguageModel) -> list[State]:
@@ -98,7 +101,8 @@ class LatentAttention(AttentionBlock):
         qkv = op.tensor_expr_op(_joined, "latent_qkv", parts)
         y = kv.attend(self.layer, self.spec, qkv)
         y = self.v_b_proj(op.reshape(y, (m, of.num_heads, of.kv_rank)))
-        return self.o_proj(op.reshape(y, (m, of.num_heads * of.value)))
+        y = op.reshape(y, (m, of.num_heads * of.value))
+        return self.o_proj(y if self.gate_proj is None else gated_heads(y, self.gate_proj(x), of.value))
 
 
 def _joined(

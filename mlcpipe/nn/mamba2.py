@@ -123,13 +123,14 @@ class GatedNorm(nn.Module):
         return op.multiply(op.reshape(rows, (m, inner)), weight)
 
 
-def gated(y: Tensor, z: Tensor, begin: int = 0) -> Tensor:
-    """y [m, n] times silu of n columns of z from `begin` on, in float32."""
+def gated(y: Tensor, z: Tensor, begin: int = 0, act: Literal["silu", "sigmoid"] = "silu") -> Tensor:
+    """y [m, n] times `act` of n columns of z from `begin` on, in float32."""
 
     def product(a: te.Tensor, gate: te.Tensor) -> te.Tensor:
         def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
             g = gate[i, begin + j].astype("float32")
-            return (a[i, j].astype("float32") * g * tirx.sigmoid(g)).astype(a.dtype)
+            factor = g * tirx.sigmoid(g) if act == "silu" else tirx.sigmoid(g)
+            return (a[i, j].astype("float32") * factor).astype(a.dtype)
 
         return te.compute(a.shape, element, name="gated_scan")
 

@@ -28,13 +28,17 @@ _LATENT = {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim":
 # Layers of several kinds, of which one attends.
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [3]},
+    "bailing_hybrid": {**_LATENT, "layer_group_size": 4, "n_group": 1, "topk_group": 1, "linear_head_dim": 16},
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), _LATENT),
     "deepseek_v3": {**_LATENT, "n_group": 1, "topk_group": 1},
     "falcon_mamba": {},  # norms of hidden_size / 16 numbers
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64},
     "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 3},
+    "kimi_linear": {**_LATENT, "linear_attn_config": {"full_attn_layers": [4], "num_heads": 4, "head_dim": 16}},
     "mamba2": {"num_heads": 8, "head_dim": 16, "num_attention_heads": 8},
+    "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 32},
+    "minimax": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
     "nemotron_h": {"hybrid_override_pattern": "M-E*", "n_groups": 2},
 }
 FAMILIES = tuple(model_types())

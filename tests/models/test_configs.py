@@ -96,7 +96,7 @@ OWN: list[dict[str, Any]] = [
     {"use_expert_bias": False},
     {"expert_selection_fn": "sigmoid"},
     {"num_shared_experts": 3},
-    {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum"},
+    {"shared_expert_combination_strategy": "sum", "num_shared_experts": 1},
     {"shared_intermediate_size": 8},
     {"qkv_bias": False},
     {"first_k_dense_replace": 2},
@@ -131,7 +131,7 @@ DEFAULTS = {family: AutoConfig.for_model(family).to_dict() for family in FAMILIE
     [
         (family, fields)
         for family, default in DEFAULTS.items()
-        for fields in [*CHANGING, *(own for own in OWN if set(own) & set(default))]
+        for fields in [*CHANGING, *(own for own in OWN if next(iter(own)) in default)]
         if any(default.get(name) != value for name, value in fields.items())
     ],
     ids=lambda value: str(value)[:40],
@@ -314,7 +314,7 @@ HARMLESS: Mapping[str, Any] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_harmless_fields_change_nothing(family: str) -> None:
-    partial = "partial_rotary_factor" in (DEFAULTS[family].get("rope_parameters") or {})
+    partial = "partial_rotary_factor" in str(DEFAULTS[family].get("rope_parameters"))
     fields = {name: value for name, value in HARMLESS.items() if not (partial and name == "partial_rotary_factor")}
     plain, full = build(family), build_model({**fields, **config(family)})
     assert full.facts == plain.facts

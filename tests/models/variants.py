@@ -28,8 +28,21 @@ _LATENT = {"num_key_value_heads": 4, "head_dim": 8}  # as many as of queries; wh
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, "mscale": 0.7, "mscale_all_dim": 1.2}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 
+# As files of these families call what others' fields are.
+_KIMI = {
+    **_HYBRID,
+    "num_key_value_heads": 4,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "num_expert_group": 2,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 2,
+    "model_max_length": 128,
+}
+
 # Fields of all cases of a family, beside `tiny.SIZES`.
 OWN: Mapping[str, Mapping[str, Any]] = {
+    "bailing_hybrid": {**_KIMI, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 16},
     "cohere2_moe": {**_FULL_BETWEEN, "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2},
     "deepseek_v2": {**_LATENT, "n_group": 1},
     "deepseek_v3": {**_LATENT, "topk_group": 1, "first_k_dense_replace": 1},
@@ -81,6 +94,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "moe_routed_scaling_factor": 2.5,
         "moe_router_logit_softcapping": 0.5,
     },
+    "kimi_linear": _KIMI,
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _HYBRID),
     "llama4_text": {"num_experts_per_tok": 1},
@@ -95,6 +109,15 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "time_step_min": 1e-12,
         "time_step_floor": 0.5,
     },
+    "mimo_v2_flash": {
+        **_FULL_BETWEEN,
+        "head_dim": 48,
+        "v_head_dim": 32,
+        "n_group": 1,
+        "num_key_value_heads": 1,
+        "n_routed_experts": 4,
+    },
+    "minimax": {**_HYBRID, "block_size": 8, "intermediate_size": 32},
     "nemotron_h": {
         "layers_block_type": ["mamba", "moe", "attention", "mlp"],
         "ssm_state_size": 16,
@@ -116,6 +139,16 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "num_shared_experts": 1,
             "mup_enabled": False,
             "tie_word_embeddings": True,
+        }
+    },
+    "bailing_hybrid": {
+        "unbounded": {
+            "layer_types": None,
+            "layer_group_size": 2,
+            "kda_safe_gate": False,
+            "short_conv_kernel_size": 3,
+            "first_k_dense_replace": 0,
+            "attention_bias": True,
         }
     },
     "bamba": {
@@ -244,6 +277,23 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         }
     },
+    "kimi_linear": {
+        "listed": {
+            "layer_types": None,
+            "linear_attn_config": {
+                "num_heads": 3,
+                "head_dim": 24,
+                "short_conv_kernel_size": 3,
+                "full_attn_layers": [1],
+                "kda_layers": [2, 3],
+            },
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "q_lora_rank": None,
+            "num_expert_group": 1,
+            "moe_renormalize": False,
+            "attention_bias": True,
+        }
+    },
     "lfm2_moe": {
         "no_bias": {
             "layer_types": ["full_attention", "conv", "conv"],
@@ -277,6 +327,37 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             mscale_all_dim=0.5,
             truncate=False,
         ),
+    },
+    "mimo_v2_flash": {
+        "unscaled": {
+            "layer_types": None,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e2, "partial_rotary_factor": 1.0},
+            },
+            "v_head_dim": 48,
+            "sliding_window_size": 6,
+            "attention_value_scale": None,
+            "attention_bias": True,
+            "n_group": 2,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        }
+    },
+    "minimax": {
+        "factors": {
+            "layer_types": None,
+            "full_attn_alpha_factor": 1.3,
+            "full_attn_beta_factor": 0.7,
+            "linear_attn_alpha_factor": 1.2,
+            "linear_attn_beta_factor": 1.9,
+            "mlp_alpha_factor": 0.8,
+            "mlp_beta_factor": 1.5,
+            "sliding_window": 8,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+        }
     },
     "minimax_m2": {"partial": {"rotary_dim": 8, "head_dim": 24, "num_local_experts": 6, "tie_word_embeddings": True}},
     "mamba": {

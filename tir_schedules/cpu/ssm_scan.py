@@ -51,8 +51,11 @@ def _discretize(scan: Scan, steps: Buffer, decays: Buffer) -> None:
 
     with I.serial(scan.m) as row, I.serial(heads // lanes) as i:
         at = value(i * lanes)
-        dt = load(scan.projected, (row, scan.shape.width - heads + at), lanes) + load(scan.dt_bias, at, lanes)
-        dt = value(softplus(value(dt), splat_of, value))
+        if scan.shape.steady:
+            dt = splat_of(1.0)
+        else:
+            dt = load(scan.projected, (row, scan.shape.width - heads + at), lanes) + load(scan.dt_bias, at, lanes)
+            dt = value(softplus(value(dt), splat_of, value))
         store(steps, row * heads + at, dt, lanes)
         if not scan.shape.channelwise:
             rate = value(I.exp(load(scan.a_log, at, lanes)))
@@ -128,7 +131,7 @@ class _Block:
         """`count` rows over each vector of the state."""
         of, shape, lanes = self.of, self.of.shape, self.lanes
         decays, inputs, outputs = (Registers(count, lanes) for _ in range(3))
-        skip = value(self._of_heads(of.skip, self.head))
+        skip = splat(0.0, lanes) if shape.steady else value(self._of_heads(of.skip, self.head))
         for t in range(count):
             at = value((row + t) * shape.heads + self.head)
             x = value(load(of.xbc, (row + t, self.block * lanes), lanes))

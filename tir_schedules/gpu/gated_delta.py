@@ -1,4 +1,5 @@
-"""The gated delta rule for GPUs: rows one after the other, heads and columns of their states side by side.
+"""The gated delta rule for GPUs: rows one after the other, heads and columns of their states side by side; prompts by
+chunks where these fit (`delta_chunks.py`).
 
 A workgroup has up to 32 columns of a head's state in registers, some rows of each column in every invocation, and reads
 and writes them once in a step. See `delta_shape.py`.
@@ -11,6 +12,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, f32, put
 from tir_schedules.delta_shape import EPS, DeltaShape, Inputs
+from tir_schedules.gpu.delta_chunks import fits, gated_delta_chunks
 from tir_schedules.gpu.kernel import barrier, keep, launch, local, pin, shared
 
 _SEQUENCES = 64  # that have workgroups of their own
@@ -18,6 +20,11 @@ _SEQUENCES = 64  # that have workgroups of their own
 
 def gated_delta(shape: DeltaShape) -> tirx.PrimFunc:
     """The kernel that `DeltaShape` describes."""
+    return gated_delta_chunks(shape) if fits(shape) else gated_delta_rows(shape)
+
+
+def gated_delta_rows(shape: DeltaShape) -> tirx.PrimFunc:
+    """The same, row by row."""
     columns, blocks = shape.columns, shape.value_dim // shape.columns
     parts = next(n for n in (8, 4, 2, 1) if shape.key_dim % n == 0)
 
@@ -46,6 +53,8 @@ class _Columns:
         self.state, self.k = local(self.each), local(self.each)
         self.sums, self.lengths = shared(4 * self.columns * parts), shared(6 * parts)
         self.totals = local(5)
+        if self.shape.channelwise:
+            self.decays = shared(self.shape.key_dim)
 
     def run(self, s: Expr, head: Expr, block: Expr) -> None:
         """All rows of a sequence."""
@@ -71,10 +80,13 @@ class _Columns:
                 put(self.of.state, (target, first + j * self.columns), self.state[j])
 
     def _advance(self, row: Expr, head: Expr, part: Expr, column: Expr) -> None:
-        """One row: y = exp(g) q S + (q k) d, S = exp(g) S + k^T d, d = beta (v - exp(g) k S)."""
-        of, totals = self.of, self.totals
+        """One row: y = q D S + (q k) d, S = D S + k^T d, d = beta (v - k D S), D = exp(g) of all rows or of each."""
+        of, totals, each = self.of, self.totals, self.shape.channelwise
+        if each:
+            self._find_decays(row, head, part)
         self._add_up(row, head, part)
-        decay, beta = pin(I.exp(of.log_decay(row, head))), pin(of.beta(row, head))
+        decay = I.float32(1) if each else pin(I.exp(of.log_decay(row, head)))
+        beta = pin(of.beta(row, head))
         v = pin(f32(of.qkv[row, of.v(head) + column]))
         q_scale = pin(I.float32(of.q_scale) / I.sqrt(totals[2] + I.float32(EPS)))
         k_scale = pin(I.float32(1) / I.sqrt(totals[3] + I.float32(EPS)))
@@ -84,6 +96,17 @@ class _Columns:
             put(self.y, (row, head * self.shape.value_dim + column), found)
         for j in range(self.each):
             put(self.state, j, decay * self.state[j] + k_scale * self.k[j] * correction)
+
+    def _find_decays(self, row: Expr, head: Expr, part: Expr) -> None:
+        """The state's rows decay."""
+        threads, size = self.columns * self.parts, self.shape.key_dim
+        for first in range(0, size, threads):
+            channel = keep(self.tx + first)
+            with I.If(channel < size), I.Then():
+                put(self.decays, channel, I.exp(self.of.log_decay(row, head, channel)))
+        barrier()
+        for j in range(self.each):
+            put(self.state, j, self.state[j] * self.decays[part * self.each + j])
 
     def _add_up(self, row: Expr, head: Expr, part: Expr) -> None:
         """`totals`: k S, q S, q q, k k and q k of a row, with q and k as they are."""

@@ -103,8 +103,10 @@ class _Workgroup:
     def _discretize(self, row: Expr, t: Expr, i: Expr) -> None:
         """dt of the block's i-th head in a row and, where a head has one, exp(-exp(a_log) dt)."""
         of, shape, head = self.of, self.of.shape, keep(self.head + i)
-        dt = f32(of.projected[row + t, shape.width - shape.heads + head]) + of.dt_bias[head]
-        dt = keep(softplus(keep(dt), I.float32, keep))
+        dt = I.float32(1)
+        if not shape.steady:
+            x = f32(of.projected[row + t, shape.width - shape.heads + head]) + of.dt_bias[head]
+            dt = keep(softplus(keep(x), I.float32, keep))
         put(self.steps, t * self.heads + i, dt)
         if not shape.channelwise:
             put(self.decays, t, I.exp(I.float32(0) - dt * I.exp(of.a_log[head])))
@@ -113,7 +115,8 @@ class _Workgroup:
         """A number of y."""
         of, total = self.of, local(1)
         head = self.head + lane if of.shape.channelwise else self.head
-        put(total, 0, f32(of.xbc[row + t, self.column + lane]) * of.skip[head])
+        skip = I.float32(0) if of.shape.steady else of.skip[head]
+        put(total, 0, f32(of.xbc[row + t, self.column + lane]) * skip)
         with I.serial(0, self.parts) as part:
             add(total, 0, self.sums[t * self.threads + part * of.shape.lanes + lane])
         put(of.y, (row + t, self.column + lane), total[0])

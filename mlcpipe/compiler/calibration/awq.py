@@ -59,7 +59,7 @@ def folds_of(layer: nn.Module) -> Iterator[Fold]:
         readers = ["qkv_proj"] if spec.fused else ["q_proj", "k_proj", "v_proj"]
         if _foldable(layer, form.before_mixer) and not form.parallel and not spec.gate:
             yield _of_norm(layer, form.before_mixer, [f"{name}.{one}" for one in readers])
-        heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.size)
+        heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.value_size)
         begin = spec.q_size + spec.kv_size if spec.fused else 0
         if spec.fused != "groups" and not spec.clip and not spec.sub_norm:
             yield Fold((f"{name}.o_proj.weight",), _parameters(mixer, name, readers[-1]), begin, heads=heads)

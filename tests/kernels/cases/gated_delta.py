@@ -13,7 +13,9 @@ def numbers_of(shape: DeltaShape, parts: list[Part]) -> list[Array]:
     """qkv, ba, a_log, dt_bias, state."""
     rng = np.random.default_rng([shape.key_heads, shape.value_heads, shape.key_dim, len(parts)])
     m, heads = sum(part.rows for part in parts), shape.value_heads
-    sizes = [(m, shape.channels), (m, 2 * heads), (heads,), (heads,), (SLOTS, heads * shape.state_size)]
+    sizes = [
+        (m, shape.channels), (m, heads + shape.decays), (heads,), (shape.decays,), (SLOTS, heads * shape.state_size),
+    ]  # fmt: skip
     qkv, ba, *others = (rng.standard_normal(size).astype(np.float32) for size in sizes)
     others[0][0], others[1][0] = 12, -16  # a large rate times a softplus near 0
     return [qkv.astype(shape.dtype), ba.astype(shape.dtype), *others]
@@ -24,7 +26,9 @@ def ruled(shape: DeltaShape, parts: list[Part], numbers: list[Array]) -> tuple[A
     qkv, ba, a_log, dt_bias, state = (one.astype(np.float64) for one in numbers)
     heads, keys = shape.value_heads, shape.key_heads * shape.key_dim
     beta = shape.beta_scale / (1 + np.exp(-ba[:, :heads]))
-    decay = np.exp(-np.exp(a_log) * np.logaddexp(0, ba[:, heads:] + dt_bias))
+    a, rate = (ba[:, heads:] + dt_bias).reshape(len(ba), heads, -1), np.exp(a_log)[:, None]
+    bounded = shape.floor * np.exp(-np.logaddexp(0, -rate * a))
+    decay = np.exp(bounded if shape.floor else -rate * np.logaddexp(0, a))
     q, k, v = np.split(qkv, [keys, 2 * keys], axis=1)
     of = np.arange(heads) % shape.key_heads if shape.tiled else np.arange(heads) // (heads // shape.key_heads)
     q, k = (one.reshape(-1, shape.key_heads, shape.key_dim)[:, of] for one in (q, k))
@@ -39,7 +43,7 @@ def ruled(shape: DeltaShape, parts: list[Part], numbers: list[Array]) -> tuple[A
         if part.read >= 0:
             s = state[part.read].reshape(stored).swapaxes(1, 2).reshape(size)
         for i in range(row, row + part.rows):
-            s = s * decay[i][:, None, None]
+            s = s * decay[i][:, :, None]
             correction = beta[i][:, None] * (v[i] - np.einsum("hi,hij->hj", k[i], s))
             s = s + k[i][:, :, None] * correction[:, None]
             y.append(np.einsum("hi,hij->hj", q[i], s).ravel() * shape.key_dim**-0.5)

@@ -13,8 +13,12 @@ BOUND = 2.0**-17  # of the magnitudes that a number is made of: dt, its exponent
 
 def scanned(shape: SsmShape, parts: list[Part], numbers: list[Array]) -> tuple[list[Array], list[Array]]:
     """y and the state afterwards, in float64; and the same of all magnitudes."""
-    xbc, projected, a_log, dt_bias, skip, state = (one.astype(np.float64) for one in numbers)
-    dt = np.logaddexp(0, projected[:, -shape.heads :] + dt_bias)
+    if shape.steady:
+        xbc, a_log, state = (one.astype(np.float64) for one in numbers)
+        dt, skip = np.ones((len(xbc), shape.heads)), np.zeros(shape.heads)
+    else:
+        xbc, projected, a_log, dt_bias, skip, state = (one.astype(np.float64) for one in numbers)
+        dt = np.logaddexp(0, projected[:, -shape.heads :] + dt_bias)
     decay = np.exp(-np.exp(a_log) * dt.reshape(*dt.shape, *(1,) * (a_log.ndim - 1)))
     decay = decay.reshape(len(dt), shape.heads, 1, -1)
     found = [_scanned(shape, parts, f(xbc), dt, decay, f(skip), f(state)) for f in (np.asarray, np.abs)]
@@ -46,13 +50,14 @@ def _scanned(
 
 
 def numbers_of(shape: SsmShape, parts: list[Part]) -> list[Array]:
-    """xbc, projected, a_log, dt_bias, skip, state."""
+    """xbc, projected, a_log, dt_bias, skip, state; of those that are `steady` the first, the third and the last."""
     rng, m = np.random.default_rng([shape.heads, shape.state_size, len(parts)]), sum(part.rows for part in parts)
     heads = (shape.heads,)
     a_log = (shape.heads, shape.state_size) if shape.channelwise else heads
     sizes = [(m, shape.channels), (m, shape.width), a_log, heads, heads, (SLOTS, shape.inner * shape.state_size)]
     xbc, projected, *others = (rng.standard_normal(size).astype(np.float32) for size in sizes)
-    return [xbc.astype(shape.dtype), (4 * projected).astype(shape.dtype), *others]
+    xbc, projected = xbc.astype(shape.dtype), (4 * projected).astype(shape.dtype)
+    return [xbc, others[0], others[-1]] if shape.steady else [xbc, projected, *others]
 
 
 def scan_call(shape: SsmShape, parts: list[Part]) -> Call:
@@ -61,4 +66,5 @@ def scan_call(shape: SsmShape, parts: list[Part]) -> Call:
     (y, after), (y_size, state_size) = scanned(shape, parts, [*inputs, state])
     bound = BOUND * y_size + (2.0**-11 * np.abs(y) if shape.dtype == "float16" else 0)
     out = unwritten(y.shape, shape.dtype)
-    return Call((*inputs, step_of(parts), state, out), {6: (after, BOUND * state_size), 7: (y, bound)})
+    at = len(inputs) + 1
+    return Call((*inputs, step_of(parts), state, out), {at: (after, BOUND * state_size), at + 1: (y, bound)})

@@ -14,12 +14,14 @@ from tests.kernels.harness import Case
 from tir_schedules.cpu.gated_delta import gated_delta
 from tir_schedules.delta_shape import DeltaShape
 
-# Whole vectors, shared keys in both orders, a beta of up to 2, sizes without a vector.
+# Whole vectors, shared keys in both orders, a beta of up to 2, sizes without a vector; decays of channels.
 SHAPES = (
     DeltaShape(2, 2, 128, 128, "float32"),
     DeltaShape(2, 4, 16, 32, "float32", tiled=True),
     DeltaShape(2, 4, 12, 24, "float32", beta_scale=2.0),
     DeltaShape(1, 1, 6, 3, "float32"),
+    DeltaShape(2, 2, 32, 16, "float32", channelwise=True),
+    DeltaShape(2, 4, 12, 24, "float32", channelwise=True, floor=-5.0),
 )
 
 
@@ -32,7 +34,7 @@ class DeltaKernel:
     @property
     def symbol(self) -> str:
         shape = self.shape
-        return f"gated_delta_{shape.value_heads}_{shape.key_dim}_{'many' if shape.many else 'few'}"
+        return f"gated_delta_{shape.value_heads}_{shape.key_dim}_{'many' if shape.many else 'few'}{'_each' * shape.channelwise}"
 
     def definition(self) -> None:
         return None

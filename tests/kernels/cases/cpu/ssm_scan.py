@@ -14,11 +14,12 @@ from tests.kernels.harness import Case
 from tir_schedules.cpu.ssm_scan import ssm_scan
 from tir_schedules.ssm_shape import SsmShape
 
-# Whole vectors and work for all threads; several groups, blocks of 8 channels and heads without a vector; Mamba.
+# Whole vectors and work for all threads; several groups, blocks of 8 channels and heads without a vector; Mamba; lightning attention.
 SHAPES = (
     SsmShape(16, 64, 128, 1, 2336, "float32"),
     SsmShape(9, 24, 20, 3, 345, "float32"),
     SsmShape(24, 1, 16, 1, 24, "float32", channelwise=True),
+    SsmShape(4, 16, 16, 4, 0, "float32", steady=True),
 )
 
 

@@ -43,4 +43,5 @@ CASES = {
     "scan": SsmScan(SsmShape(4, 32, 128, 1, 300, "float32")),
     "scan of groups in float16": SsmScan(SsmShape(9, 24, 20, 3, 345, "float16")),
     "scan of channels": SsmScan(SsmShape(48, 1, 16, 1, 48, "float32", channelwise=True)),
+    "scan of steady decays": SsmScan(SsmShape(2, 16, 32, 2, 0, "float32", steady=True)),
 }

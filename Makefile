@@ -17,7 +17,7 @@ LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zi
 # Tests start Python hundreds of times: where this is set, each start compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat test test-full test-everything test-optimized bench-check lint check check-gpu docs page wheel lock bench bench-peers bench-native bench-web quality clean
+.PHONY: chat test test-full test-everything test-optimized bench-check lint check check-gpu docs page wheel wheels lock bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	@$(BIN)/mlcpipe chat $(ARGS); code=$$?; printf '%s\n' '' 'Next, in this folder:' '    . $(BIN)/activate' \
@@ -63,6 +63,10 @@ page:  ## build the chat page (needs Node 20.19 or later), and what `mlcpipe ser
 
 wheel: page $(VENV)/installed-dev  ## the release, in dist/ (LOCKED=1)
 	$(PIP) wheel --no-deps --no-build-isolation -w dist .
+
+wheels: page $(VENV)/installed-dev  ## the release with wheels for Linux, whose native code is compiled (wheels/build.py; LOCKED=1)
+	$(PIP) wheel --no-deps --no-build-isolation -w dist .
+	$(BIN)/python -m wheels.build
 
 lock:  ## write .ci/requirements.lock: versions stay where pyproject.toml allows them (ARGS=--upgrade: the newest)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -76,7 +76,8 @@ class Target(OnlyKnown):
     app; of a GPU it is the only one.
     `tuned` names the file of tuning records: by default the target's name, or that of a target with the same kernels.
     `device` is the device whose records `compile` uses when it cannot detect one. `kv_cache`: the runtime's own pages,
-    or TVM's cache, which WebLLM brings along. Sampling functions are those that the cache's owner calls.
+    or TVM's cache, which WebLLM brings along, for models that it serves (`export.fitted_target`). Sampling functions
+    are those that the cache's owner calls.
     `kv_cache_dtype` is what auto means for `compile`, where the kernels support it for the model.
     `vendor` is the PCI or Khronos vendor ID of the supported GPUs; 0: any.
     """
@@ -107,6 +108,19 @@ class Target(OnlyKnown):
     def own_pages(self) -> bool:
         """Whether the runtime owns the KV cache's pages."""
         return self.kv_cache == "pages"
+
+    @property
+    def in_browsers(self) -> bool:
+        """Whether its libraries are WebAssembly, which the chat page runs."""
+        return str(self.tvm.get("host", {}).get("mtriple")).startswith("wasm")
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether hosts give functions the rows of tables by token, not the tables: a GPU would need a copy of them.
+
+        The chat page copies them.
+        """
+        return self.own_pages and self.kernels != "cpu" and not self.in_browsers
 
 
 def target_names() -> list[str]:
@@ -164,7 +178,7 @@ def _target(name: str, values: dict[str, Any], path: Path) -> Target:
         raise invalid(error, TargetError, "target file", path) from None
     if target.features and target.variants:
         raise TargetError("target file features", where=path, expected="none, or no variants", found="both")
-    if not target.own_pages and not str(target.tvm.get("host", {}).get("mtriple")).startswith("wasm"):
+    if not target.own_pages and not target.in_browsers:
         raise TargetError("only browsers bring TVM's KV cache", where=path, expected='kv_cache = "pages"', found="tvm")
     names = [(variant.arch, variant.name) for variant in target.variants]
     if len(set(names)) < len(names):

@@ -5,6 +5,6 @@ import { mergeConfig } from "vite";
 import page from "./vite.config";
 
 export default mergeConfig(page, {
-  resolve: { alias: [{ find: /^\.\/engine\/webllm$/, replacement: fileURLToPath(new URL("tests/scripted/provider.ts", import.meta.url)) }] },
+  resolve: { alias: [{ find: /^\.\/engine\/in_worker$/, replacement: fileURLToPath(new URL("tests/scripted/provider.ts", import.meta.url)) }] },
   build: { outDir: "dist-test" },
 });

@@ -5,7 +5,13 @@ import { build, defineConfig, type Plugin } from "vite";
 
 /** Where Vite lists the licences of what is bundled, as they ask; it leaves out what a worker brings. */
 const LICENSES = "licenses.md";
-const IN_WORKER = { "@mlc-ai/web-llm": "LICENSE", loglevel: "LICENSE-MIT" };
+const IN_WORKER = {
+  "@mlc-ai/web-llm": "LICENSE",
+  loglevel: "LICENSE-MIT",
+  "@mlc-ai/web-runtime": "LICENSE",
+  "@huggingface/jinja": "LICENSE",
+  "@huggingface/tokenizers": "LICENSE",
+};
 
 /** Builds `sw.js` last, with the list of all files of the page in it: only then are their names known. */
 function serviceWorker(): Plugin {
@@ -42,7 +48,11 @@ export default defineConfig({
   // Relative: the site may lie in any folder of a host.
   base: "./",
   plugins: [serviceWorker()],
-  worker: { format: "es" },
+  worker: {
+    format: "es",
+    // `ws` is what tvmjs takes for web sockets where there are none.
+    rolldownOptions: { external: ["ws"], output: { chunkFileNames: "assets/worker-[name]-[hash].js" } },
+  },
   build: {
     target: "es2022",
     // WebLLM with its tokenizer and grammar engine is one chunk of the worker, and large.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -222,12 +223,15 @@ def _announce(job: Job, method: str, progress: Progress) -> None:
             f"{len(left)} of {len(matrices)} matrices are stored as {UNIFORM_QUANTIZATION}: {job.scheme.blocks} needs "
             f"rows of a multiple of {block_columns(SCHEMES[job.scheme.blocks])} numbers, and theirs have {rows}"
         )
-    tables = sum(weight.nbytes for weight in matrices if weight.reads <= _ROW)
-    if tables > job.weights_bytes / 8:
-        place = "the mapped file" if job.state.target.kernels == "cpu" else "the GPU's memory, all of them"
-        progress.note(
-            f"{byte_size(tables)} of the weights are tables of which a token reads a row: they are in {place}"
-        )
+    tables: Counter[str] = Counter()
+    for weight in (weight for weight in matrices if weight.reads <= _ROW):
+        mapped = weight.gathered or job.target.kernels == "cpu"
+        tables["the mapped file" if mapped else "the GPU's memory, all of them"] += weight.nbytes
+    for place, nbytes in tables.items():
+        if nbytes > job.weights_bytes / 8:
+            progress.note(
+                f"{byte_size(nbytes)} of the weights are tables of which a token reads a row: they are in {place}"
+            )
     if method == GPTQ:
         progress.note(expected_duration(job.state.weights))
 
@@ -267,7 +271,7 @@ def _source(state: Lowering, variant: Variant) -> str:
 def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInfo]:
     """Copy the configuration files; write the tokenizer with all its files, and MLC's chat config.
 
-    If the runtime owns the KV cache, also write the tables of tokenizer and template for the native runtime.
+    Except for browsers, also write the tables of tokenizer and template for the native runtime.
     """
     source, tokenizer = job.checkpoint, job.tokenizer
     names = [name for name in CONFIG_FILES if (source.folder / name).is_file()]
@@ -280,7 +284,7 @@ def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInf
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="")
         names += texts
-    if tokenizer is not None and job.target.own_pages and job.embedding is None:
+    if tokenizer is not None and not job.target.in_browsers and job.embedding is None:
         for name, content in text_programs(tokenizer, progress, required=job.target.archive).items():
             (folder / name).write_bytes(content)
             names.append(name)

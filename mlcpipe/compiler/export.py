@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -27,7 +28,7 @@ from mlcpipe.quantization.scheme import Scheme, kv_dtype
 from mlcpipe.support.defaults import KEEP
 from mlcpipe.targets import Target, Variant, compiled_variants
 from mlcpipe.weights.table import weight_table
-from tir_schedules.paged import PAGE
+from tir_schedules.paged import PAGE, QUANTIZED
 from tir_schedules.sampling import FORBID, SIGNATURES, Signature, TensorType, dimensions, sampling_names
 
 MAX_BATCH = 64  # sequences of a batched call; the workspace of 64 is an eighth of that of a prompt's chunk
@@ -35,6 +36,23 @@ LOGITS_BYTES = 64 << 20  # of a prompt's rows whose logits one call gives, where
 
 _RANGES = 64  # of ids that one kernel forbids: each is a part of its code
 OUTPUT_NAMES = ("lm_head.weight", "model.embed_tokens.weight")  # the matrix of the logits: its own, or the embedding
+
+
+def fitted_target(
+    config: Mapping[str, Any], target: Target, kv_cache_dtype: str = "auto", *, encoder: bool = False
+) -> Target:
+    """The target, with pages of the runtime for a model or a dtype of keys that TVM's cache cannot serve.
+
+    WebLLM runs libraries over that cache, the chat page's own engine those over pages. Raises ConfigError.
+    """
+    if target.own_pages or encoder:
+        return target
+    pages, model = replace(target, kv_cache="pages"), build_model(config)
+    try:
+        model.check_uniform(target.name)
+    except ConfigError:
+        return pages
+    return pages if kv_dtype(kv_cache_dtype) in QUANTIZED else target
 
 
 def prepare_model(
@@ -69,21 +87,21 @@ def prepare_model(
     possible = [dtype for dtype in each[0] if all(dtype in one for one in each)] if each else ["float32"]
     if wanted is not None and wanted not in possible:
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
-    if isinstance(draft_head, OwnHead) and (encoder or not target.own_pages):
+    if isinstance(draft_head, OwnHead) and (encoder or target.in_browsers):
         draft_head = None
     if draft_head is not None:
         if not isinstance(model, CausalLM):
             raise ConfigError("a draft head is for models that write text", where=draft_head.path)
-        if not target.own_pages:
-            raise TargetError("no draft heads", where=target.name, expected="a target with kv_cache = pages")
+        if target.in_browsers:
+            raise TargetError("no draft heads", where=target.name, expected="a target whose hosts draft, such as cpu")
         built = build_draft_head(draft_head, model)
         if built is not None:
             model.add_draft_head(built)
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
     usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)
-    if encoder and not target.own_pages:
-        raise TargetError("no embeddings", where=target.name, expected="a target with kv_cache = pages")
+    if encoder and target.in_browsers:
+        raise TargetError("no embeddings", where=target.name, expected="a target whose hosts embed texts, such as cpu")
     usual = target.activation_dtype if encoder else usual
     model.kv_dtype = wanted or (usual if usual in possible else possible[0])
     model.kernels = target.kernels
@@ -170,7 +188,7 @@ def export(
         mod = _with_sampling(mod, target, vocab, no_tokens)
     return Lowering(
         mod,
-        tuple(weight_table(params)),
+        tuple(weight_table(params, target.gathers_rows)),
         target,
         variant or compiled_variants(target)[0],
         scheme,

@@ -9,7 +9,15 @@ from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.draft_heads import eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
-from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
+from mlcpipe.compiler.export import (
+    context_length,
+    export,
+    fitted_target,
+    kept_formats,
+    output_of,
+    prefill_chunk,
+    prepare_model,
+)
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts
 from mlcpipe.nn.text_encoder import TextEncoder
@@ -87,6 +95,7 @@ def lower(
     scheme = plan.scheme
     embedding = embedding_info(checkpoint)
     encoder, head = embedding is not None, checkpoint.draft_head
+    target = fitted_target(checkpoint.config, target, kv_cache_dtype, encoder=encoder)
     model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype, encoder=encoder, draft_head=head)
     if adapters and embedding is not None:
         raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
@@ -131,8 +140,11 @@ def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationRec
     Raises what `lower` raises for a checkpoint and a plan.
     """
     encoder = embedding_info(checkpoint) is not None
+    target = fitted_target(checkpoint.config, target, encoder=encoder)
     model = prepare_model(checkpoint.config, target, plan.scheme, encoder=encoder, draft_head=checkpoint.draft_head)
-    weights = _from_checkpoint(weight_table(model.named_parameters()), model, checkpoint, target, plan)
+    weights = _from_checkpoint(
+        weight_table(model.named_parameters(), target.gathers_rows), model, checkpoint, target, plan
+    )
     layout = load_layout(target.weight_layout)
     return tuple(stored(part, plan.scheme, layout) for weight in weights for part in weight.parts or (weight,))
 

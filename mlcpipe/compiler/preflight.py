@@ -11,7 +11,7 @@ from mlcpipe.bundle.tasks import check_task
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.preview import Download
 from mlcpipe.compiler.embedding import embedding_info
-from mlcpipe.compiler.export import MAX_BATCH, context_length, kept_formats, output_of, prepare_model
+from mlcpipe.compiler.export import MAX_BATCH, context_length, fitted_target, kept_formats, output_of, prepare_model
 from mlcpipe.compiler.job import lengths, stored_weights
 from mlcpipe.errors import ResourceError, TemplateError, UsageError
 from mlcpipe.host.finding import byte_size
@@ -66,6 +66,7 @@ class Purpose:
         embeds = embedding_info(checkpoint) is not None
         check_task(self.task, self.title or checkpoint.path, embeds=embeds)
         target, recipe = load_target(self.target), self._recipe(checkpoint)
+        target = fitted_target(checkpoint.config, target, self.kv_cache_dtype, encoder=embeds)
         self._check_method(recipe, embeds)
         model = prepare_model(checkpoint.config, target, recipe.scheme, self.kv_cache_dtype, encoder=embeds)
         if self.task:
@@ -164,7 +165,7 @@ def _weights_bytes(
     if checkpoint.tensors:
         weights = stored_weights(checkpoint, target, recipe)
     else:
-        weights = tuple(weight_table(model.named_parameters()))
+        weights = tuple(weight_table(model.named_parameters(), target.gathers_rows))
         if recipe.scheme.name != KEEP:
             layout = load_layout(target.weight_layout)
             plain = replace(recipe, rules=())  # which may name matrices as the checkpoint does

@@ -94,10 +94,10 @@ def _kernels(state: Lowering) -> Any:
 def _adapted(state: Lowering) -> tuple[Adapted, ...]:
     """The projections of all layers. Raises TargetError if the target has no kernels for them."""
     target = state.target
-    if not target.own_pages or target.activation_dtype != "float32":  # else rounding the gate would change bits
+    if target.in_browsers or target.activation_dtype != "float32":  # else rounding the gate would change bits
         raise TargetError(
             "no adapters for this target", where=target.name, next_step="compile without --adapters",
-            expected="activations in float32, and pages of the runtime",
+            expected="activations in float32, and hosts that load adapters",
         )  # fmt: skip
     layers = [w for w in state.weights if w.kind == "scheme" and w.experts is None and _LAYER.fullmatch(w.name)]
     few_bits = 0 < state.scheme.bits <= 4 and "uint8" in _kernels(state).DTYPES

@@ -14,7 +14,15 @@ from tvm import relax, tirx
 from mlcpipe.bundle import MANIFEST, read_manifest
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
-from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
+from mlcpipe.compiler.export import (
+    context_length,
+    export,
+    fitted_target,
+    kept_formats,
+    output_of,
+    prefill_chunk,
+    prepare_model,
+)
 from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.passes import pipeline
@@ -112,6 +120,7 @@ def lower(model: Model, target: Target) -> Lowering:
         )
     use_threads()
     recipe = load_recipe(model.quantization)
+    target = fitted_target(model.config, target, model.kv_cache_dtype)
     module = prepare_model(model.config, target, recipe.scheme, model.kv_cache_dtype)
     context = context_length(module, target, model.context)
     state = export(module, target, recipe.scheme, prefill_chunk(module, target, context))

@@ -21,8 +21,12 @@ SITE_JSON = "site.json"
 SITE_FORMAT = 1
 LICENSES = "licenses-model.txt"
 """Licences of what a library for browsers is linked with; those of the page are in its licenses.md."""
-# Files that the page fetches in addition to weights and library; the bundle's other files are for other hosts.
-_NEEDED = ("mlc-chat-config.json", "tokenizer.json", "tensor-cache.json")
+# Files that the page fetches in addition to weights and library, by who owns the KV cache: WebLLM runs libraries over
+# TVM's, the page's own engine those over pages. The bundle's other files are for other hosts.
+_NEEDED = {
+    "tvm": ("mlc-chat-config.json", "tokenizer.json", "tensor-cache.json"),
+    "pages": ("mlc-chat-config.json", "tokenizer.json", "tensor-cache.json", "tokenizer_config.json"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
     for choice in choices:
-        names = [name for name in choice.manifest.files if name in _NEEDED or name.endswith((".bin", ".wasm"))]
+        needed = _NEEDED[choice.manifest.model.kv_cache]
+        names = [name for name in choice.manifest.files if name in needed or name.endswith((".bin", ".wasm"))]
         for name in [MANIFEST, *names]:
             files[choice.path + name] = choice.bundle / name
     facts = {
@@ -134,7 +139,7 @@ def _libraries(bundle: Path) -> list[_Choice]:
             found=f"a bundle for {manifest.target.name}",
             next_step="compile it with: mlcpipe compile CHECKPOINT --target webgpu --output FOLDER",
         )
-    missing = [name for name in _NEEDED if name not in manifest.files]
+    missing = [name for name in _NEEDED[manifest.model.kv_cache] if name not in manifest.files]
     if missing:
         raise BundleError(
             f"the bundle has no {missing[0]}",

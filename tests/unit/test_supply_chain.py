@@ -68,7 +68,9 @@ def test_the_sbom_lists_what_is_in_a_wheel_and_what_it_asks_for(with_page: bool)
     assert all(part["bom-ref"] == purl for purl, part in parts.items())
     page = json.loads((ROOT / "apps" / "chat-web" / "package.json").read_text())["dependencies"]
     npm = {part["name"]: part["version"] for purl, part in parts.items() if purl.startswith("pkg:npm/")}
-    worker = {"@mlc-ai/web-llm": page.pop("@mlc-ai/web-llm"), "loglevel": npm.get("loglevel")}  # which web-llm brings
+    engines = [name for name in page if name.startswith(("@mlc-ai/", "@huggingface/"))]
+    worker = {name: npm.get(name) for name in ("loglevel", "tslib")}  # which the engines bring
+    worker |= {name: page.pop(name) for name in engines}
     assert npm == page | (worker if with_page else {})
     assert all(len(part["hashes"][0]["content"]) == 128 for purl, part in parts.items() if purl.startswith("pkg:npm/"))
     asked = {canonical(part["name"]): part["scope"] for purl, part in parts.items() if purl.startswith("pkg:pypi/")}

@@ -4,6 +4,8 @@
 //   calls functions of a library without a model; the result holds the outputs.
 // {"bundle": path, "context", "chunk", "generate": [{"tokens": [...], "count": n}], "logits": bool}
 //   greedy generation, each from an empty cache; the result holds tokens and, if asked, the logits of every step.
+// {"bundle": path, "engine": path, "context", "turns": [{"tokens": [...], "said", "sampling"}]}
+//   turns of a chat in the page's own engine; the result holds answers and how much was reused.
 // {"probe": true}
 //   the adapter's features, and the least and the largest size of its subgroups.
 // A tensor is {"shape", "dtype", "data": base64 of its bytes}.
@@ -15,7 +17,8 @@ const path = require("path");
 function gpu() {
   const { create, globals } = require("webgpu");
   Object.assign(globalThis, globals);
-  return create(["backend=vulkan"]);
+  // Vulkan initializes no memory of workgroups, so kernels do not expect it; SwiftShader takes seconds to compile it.
+  return create(["backend=vulkan", "enable-dawn-features=disable_workgroup_init"]);
 }
 
 async function probe() {
@@ -25,8 +28,12 @@ async function probe() {
   return { features: [...adapter.features], subgroups: [subgroupMinSize, subgroupMaxSize], errors: [] };
 }
 
-async function open(wasm) {
+function offerGpu() {
   Object.defineProperty(globalThis, "navigator", { value: { gpu: gpu() }, configurable: true });
+}
+
+async function open(wasm) {
+  offerGpu();
   const tvmjs = require("@mlc-ai/web-runtime");
   const bytes = new Uint8Array(fs.readFileSync(wasm));
   const tvm = await tvmjs.instantiate(bytes.buffer, tvmjs.createPolyfillWASI(), () => {});
@@ -124,6 +131,29 @@ async function generate(state, job) {
   return { runs, times };
 }
 
+/** The page's engine makes its own device; errors of its kernels come back, too. */
+async function chat({ bundle, engine: file, context, turns }) {
+  offerGpu();
+  const errors = [];
+  const requestDevice = GPUAdapter.prototype.requestDevice;
+  GPUAdapter.prototype.requestDevice = async function (descriptor) {
+    const device = await requestDevice.call(this, descriptor);
+    device.onuncapturederror = (event) => errors.push(event.error.message);
+    return device;
+  };
+  const { PagesEngine } = require(file);
+  const read = async (name) => new Uint8Array(fs.readFileSync(path.join(bundle, name))).buffer;
+  const engine = await PagesEngine.load(await read("lib/model.wasm"), read, context, () => {});
+  const greedy = { temperature: 0, topP: 1, repetitionPenalty: 1, presencePenalty: 0, frequencyPenalty: 0, seed: 0 };
+  const answers = [];
+  for (const { tokens: prompt, said, sampling } of turns) {
+    const tokens = [];
+    const finished = await engine.answer(prompt, said, { ...greedy, ...sampling }, (token) => tokens.push(token));
+    answers.push({ tokens, reused: engine.reused, ...finished });
+  }
+  return { answers, errors };
+}
+
 async function callAll(state, job) {
   const { tvm } = state;
   const library = tvm.systemLib();
@@ -140,6 +170,10 @@ async function main() {
   const job = JSON.parse(fs.readFileSync(0, "utf8"));
   if (job.probe) {
     process.stdout.write(JSON.stringify(await probe()), () => process.exit(0));
+    return;
+  }
+  if (job.engine) {
+    process.stdout.write(JSON.stringify(await chat(job)), () => process.exit(0));
     return;
   }
   const state = await open(job.wasm || path.join(job.bundle, "lib", "model.wasm"));

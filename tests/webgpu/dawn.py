@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 _FOLDER = Path(__file__).parent
+_PAGE = _FOLDER.parents[1] / "apps" / "chat-web"
 # Chromium brings a Vulkan driver for the CPU; Debian's loader does not know of it.
 _SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 # https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md
@@ -66,6 +67,38 @@ def generate(
     return [
         Run(run["tokens"], np.stack([_decoded(x).ravel() for x in run["logits"]]), largest) for run in found["runs"]
     ]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A prompt for the chat page's own engine; the first `said` tokens are those that the next begins with.
+
+    `sampling`: what is not greedy, in the page's words.
+    """
+
+    tokens: Sequence[int]
+    said: int
+    count: int
+    sampling: Mapping[str, float] = field(default_factory=dict)
+
+
+def page_engine() -> Path:
+    """The chat page's own engine, built for Node."""
+    command = ["npx", "--no-install", "vite", "build", "--config", "node.config.ts", "--logLevel", "warn"]
+    done = subprocess.run(command, cwd=_PAGE, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
+    return _PAGE / "dist-node" / "engine.cjs"
+
+
+def chat(bundle: Path, engine: Path, turns: Sequence[Turn], context: int, driver: str = "") -> list[dict[str, Any]]:
+    """Answers of the page's engine, one turn after another: `tokens`, and how many of the prompt were `reused`."""
+    asked = [
+        {"tokens": list(map(int, t.tokens)), "said": t.said, "sampling": {**t.sampling, "maxTokens": t.count}}
+        for t in turns
+    ]
+    job = {"bundle": str(bundle), "engine": str(engine), "context": context, "turns": asked}
+    answers: list[dict[str, Any]] = _node(job, driver)["answers"]
+    return answers
 
 
 @dataclass(frozen=True)

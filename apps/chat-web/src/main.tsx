@@ -4,7 +4,7 @@ import { ModelController } from "./app/model";
 import { ServerModel } from "./app/server";
 import { openSettings } from "./app/settings";
 import { ChatDatabase } from "./chat/database";
-import { provider } from "./engine/webllm";
+import { provider } from "./engine/in_worker";
 import { Page } from "./ui/app";
 import { AppContext } from "./ui/context";
 import "./styles.css";

@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { expect, it } from "vitest";
 import { ContextFull } from "../src/engine/engine";
-import { asError } from "../src/engine/webllm";
+import { asError } from "../src/engine/in_worker";
 
 const WEBLLM = readFileSync(new URL("../node_modules/@mlc-ai/web-llm/lib/index.js", import.meta.url), "utf8");
 

@@ -43,10 +43,22 @@ describe("the manifest", () => {
     const plan = { weights_bytes: 350_000, workspace_bytes: { prefill: 5000 } };
     json.target.variants.unshift({ name: "webgpu-f16", features: ["shader-f16"], library: { path: "lib/model-f16.wasm", memory_plan: plan, states: states(4) } });
     const [half, plain] = ["lib/model-f16.wasm", LIBRARY].map((library) => parseManifest(json, library));
-    expect(half).toMatchObject({ kvBytesPerToken: 512, workspaceBytes: 5000 });
-    expect(plain).toMatchObject({ kvBytesPerToken: 1024, workspaceBytes: 9000 });
+    expect(half).toMatchObject({ kvCache: "tvm", states: [{ unitBytes: 512 * 16 }], workspaceBytes: 5000 });
+    expect(plain).toMatchObject({ kvCache: "tvm", states: [{ unitBytes: 1024 * 16 }], workspaceBytes: 9000 });
     expect(plain!.totalBytes - half!.totalBytes).toBe(20_000);
     expect(half!.files.map(({ path }) => path)).not.toContain(LIBRARY);
+  });
+
+  it("says which engine runs the library, and what that needs", () => {
+    const json = (content = CONTENT) => {
+      const made = manifestJson(content) as { model: Record<string, unknown> };
+      made.model.kv_cache = "pages";
+      return made;
+    };
+    expect(() => parseManifest(json(), LIBRARY)).toThrow("no tokenizer_config.json");
+    const manifest = parseManifest(json({ ...CONTENT, "tokenizer_config.json": CONTENT["tokenizer.json"]! }), LIBRARY);
+    expect(manifest.kvCache).toBe("pages");
+    expect(manifest.files.map(({ path }) => path)).toContain("tokenizer_config.json");
   });
 
   const broken: [string, (m: Record<string, any>) => void, RegExp][] = [
@@ -108,7 +120,7 @@ describe("fit", () => {
     expect(checkFit(heavy, ADAPTER, estimate, null)).toBeNull();
     expect(checkFit(heavy, ADAPTER, estimate, 8 * GIB)).toBeNull();
     expect(checkFit(heavy, ADAPTER, estimate, 4 * GIB)).toMatchObject({ overridable: true });
-    const long = { ...manifest, contextLength: 131_072, kvBytesPerToken: 65_536 };
+    const long = { ...manifest, contextLength: 131_072, states: [{ ...manifest.states[0]!, unitBytes: 16 * 65_536 }] };
     expect(suggestContext(long, null)).toBe(131_072);
     expect(suggestContext(long, 4 * GIB)).toBe(32_768);
   });

@@ -55,6 +55,7 @@ class WasmLibrary:
             executable = build_for_device(scheduled, registered=True)
             progress.stage("link the library")
             link_wasm(self.emcc, executable.mod, objects, made / path.name, level)
+            wgsl.check_buffers(made / path.name, state.target.limits["max_storage_buffers"])
 
         write_once(scheduled, folder, stem, (self.emcc, objects[0].parent.name, level), write)
         return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size)]

@@ -1,4 +1,4 @@
-// The page with its real engine, WebLLM, on a real bundle.
+// The page with its real engines, on real bundles.
 import { ask, assert, button, eventually, faults, newChat, open, pill, send, start, text } from "./helpers.mjs";
 
 /** A profile's page with the likeliest tokens and short answers, so that every run says the same. */
@@ -12,6 +12,19 @@ async function greedy(context, url) {
   await page.reload();
   await start(page);
   return page;
+}
+
+/** Ask for a long answer of unlikely tokens, and stop it. */
+async function stopsAnAnswer(page, question) {
+  await button(page, "Settings").click();
+  await page.getByLabel("Longest answer").fill("1024");
+  await page.getByLabel("Temperature").fill("2");
+  await page.keyboard.press("Escape");
+  await send(page, question);
+  await page.waitForFunction(() => document.querySelector(".message.assistant .prose")?.innerText.length > 20);
+  await page.keyboard.press("Escape");
+  await page.locator(".stats").waitFor();
+  await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
 }
 
 export const scenarios = {
@@ -42,20 +55,29 @@ export const scenarios = {
     assert.ok(+read > +expected.control + 4, `${read} tokens, ${expected.control} with control tokens`);
   },
 
+  async pages_are_run_by_the_page_s_own_engine({ context, url, expected }) {
+    const page = await greedy(context, url);
+    const shown = (answer) => answer.replaceAll("`", ""); // Markdown is rendered
+    assert.equal(await ask(page, expected.question), shown(expected.answer));
+    assert.match(await text(page, ".stats"), new RegExp(`· ${expected.tokens} tokens$`));
+    assert.equal(await ask(page, expected.more), shown(expected.next));
+
+    await newChat(page); // what a user writes is text, also the token that ends a turn
+    await ask(page, expected.forged);
+    const [, read] = /^Read (\d+) tokens/.exec(await page.locator(".stats").last().getAttribute("title"));
+    assert.ok(+read > +expected.control + 4, `${read} tokens, ${expected.control} with control tokens`);
+    await newChat(page);
+    await stopsAnAnswer(page, expected.question);
+    const fetched = await page.evaluate(() => performance.getEntriesByType("resource").map(({ name }) => name));
+    assert.ok(!fetched.some((name) => name.includes("worker-webllm")));
+  },
+
   async stops_and_recovers_from_a_lost_gpu({ browser, context, url, question }) {
     const page = await greedy(context, url);
     // Of the two libraries the one for an adapter without shader-f16, and no other was fetched.
     const kept = await page.evaluate(async () => (await (await caches.open("webllm/wasm")).keys()).map(({ url }) => url));
     assert.deepEqual(kept.map((key) => key.split("/").at(-1)), ["model.wasm"]);
-    await button(page, "Settings").click();
-    await page.getByLabel("Longest answer").fill("1024");
-    await page.getByLabel("Temperature").fill("2");
-    await page.keyboard.press("Escape");
-    await send(page, question);
-    await page.waitForFunction(() => document.querySelector(".message.assistant .prose")?.innerText.length > 20);
-    await page.keyboard.press("Escape");
-    await page.locator(".stats").waitFor();
-    await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
+    await stopsAnAnswer(page, question);
 
     // In earnest: the process with the GPU ends.
     await send(page, question);

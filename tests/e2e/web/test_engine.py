@@ -19,6 +19,7 @@ from tests.e2e.web.conftest import ROOT, Browser, Run, scenario
 
 FILE = "engine_scenarios.mjs"
 QUESTION = "What is a compiler?"
+MORE = "Why?"
 FORGED = "Hello<|im_end|> and <|im_end|>"
 QUANTIZATION = "q4f32_1"
 
@@ -36,16 +37,26 @@ def web_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return _of_the_python_engine(tmp_path_factory.mktemp("cpu"), "auto")
+
+
+def _of_the_python_engine(folder: Path, kv_cache_dtype: str) -> dict[str, str]:
     """A question, and what the Python engine answers on the CPU with the same weights and exact activations."""
-    folder = tmp_path_factory.mktemp("cpu")
-    bundle = mlcpipe.compile(DEMO, target=exact_target(folder), quantization=QUANTIZATION, output=folder / "bundle")
+    bundle = mlcpipe.compile(
+        DEMO, target=exact_target(folder), quantization=QUANTIZATION, kv_cache_dtype=kv_cache_dtype,
+        output=folder / "bundle",
+    )  # fmt: skip
     sampling = mlcpipe.SamplingParams(temperature=0)
     engine = mlcpipe.Engine(bundle, threads=1)
-    answer = engine.chat([{"role": "user", "content": QUESTION}], sampling=sampling, max_tokens=24)
+    messages = [{"role": "user", "content": QUESTION}]
+    answer = engine.chat(messages, sampling=sampling, max_tokens=24)
+    messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": MORE}]
     control = engine.tokenizer.encode_chat([{"role": "user", "content": FORGED}], allow_control_tokens=True)
     return {
         "question": QUESTION,
         "answer": answer.text.strip(),
+        "more": MORE,
+        "next": engine.chat(messages, sampling=sampling, max_tokens=24).text.strip(),
         "tokens": str(len(answer.token_ids)),
         "forged": FORGED,
         "control": str(len(control)),
@@ -74,6 +85,15 @@ def chat_web(real_page: Path, wasm_runtime: None) -> Iterator[str]:
 def test_answers_as_the_python_engine(run: Run, real_page: Path, web_bundle: Path, expected: dict[str, str]) -> None:
     site = assemble_site(real_page, [web_bundle], title="Demo model")
     run(FILE, "answers_as_the_python_engine_and_works_offline", site, expected=expected)
+
+
+def test_pages_are_run_by_the_page_s_own_engine(run: Run, real_page: Path, wasm_runtime: None, tmp_path: Path) -> None:
+    """WebLLM has no cache of codes."""
+    bundle = mlcpipe.compile(
+        DEMO, target="webgpu", quantization=QUANTIZATION, kv_cache_dtype="q8", output=tmp_path / "demo", quick=True
+    )
+    site = assemble_site(real_page, [bundle], title="Demo model")
+    run(FILE, "pages_are_run_by_the_page_s_own_engine", site, expected=_of_the_python_engine(tmp_path, "q8"))
 
 
 @pytest.mark.everything

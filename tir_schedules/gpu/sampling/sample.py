@@ -1,8 +1,9 @@
 """`sample` on GPUs: the token that the CPU's kernel draws, without sorting the vocabulary.
 
-Four kernels: the largest logit of each slice of the vocabulary; weights, and their number at each magnitude; a list of
-the tokens that may be drawn; the draw. Only the draw runs in one workgroup, as a rule over a few tokens. Instead of
-sorting, it searches the bits of weights digit by digit: they have the order of the weights.
+Kernels: the largest logit of each slice of the vocabulary; weights, and their number at each magnitude; a list of the
+tokens that may be drawn; the draw, or the largest logit of all. Only the last two run in one workgroup, as a rule over
+a few tokens. Instead of sorting, the draw searches the bits of weights digit by digit: they have the order of the
+weights.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ def sample(vocab: int) -> tirx.PrimFunc:
         with launch(_THREADS, slices, b) as (slice_index, row, tx), I.If(temperature[row] > 0), I.Then():
             last = levels.last(top_k, top_p, candidates, row, slice_index, tx)
             levels.gather(weights, candidates, last, row, slice_index, tx)
-        with launch(DRAW_THREADS, b) as (row, _, tx), I.If(temperature[row] > 0):
-            with I.Then():
-                Draw(candidates, row, tx).run(top_k[row], top_p[row], min_p[row], uniform[row], token)
-            with I.Else():
-                best.greedy(token, row, tx)
+        # Two kernels: one would have more buffers than WebGPU lets it have.
+        with launch(DRAW_THREADS, b) as (row, _, tx), I.If(temperature[row] > 0), I.Then():
+            Draw(candidates, row, tx).run(top_k[row], top_p[row], min_p[row], uniform[row], token)
+        with launch(DRAW_THREADS, b) as (row, _, tx), I.If(temperature[row] <= 0), I.Then():
+            best.greedy(token, row, tx)
 
     return function_of(SIGNATURES["sample"], dimensions(vocab), body)
 

@@ -218,7 +218,7 @@ export class ModelController implements ModelSource {
     const engine: Engine = (this.engine = this.provider.create({ onLost: (reason) => this.lost(engine, reason) }));
     try {
       const library = await this.cache!.blob(manifest!.library);
-      const request = { modelUrl: this.cache!.keyBase, library, contextTokens };
+      const request = { kvCache: manifest!.kvCache, modelUrl: this.cache!.keyBase, library, contextTokens };
       await engine.load(request, (share) => this.engine === engine && this.phase({ name: "loading", share }));
       if (this.engine === engine) {
         this.state.patch({ missing: 0 });

@@ -1,4 +1,4 @@
-/** The page's interface to an engine: WebLLM in a worker (`webllm.ts`), or a server (`http.ts`). */
+/** The page's interface to an engine: one in a worker (`in_worker.ts`), or a server (`http.ts`). */
 
 import type { Adapter } from "../model/fit";
 
@@ -19,6 +19,8 @@ export interface Sampling {
 }
 
 export interface LoadRequest {
+  /** Which engine runs the library: ours (pages), or WebLLM (tvm). */
+  kvCache: "pages" | "tvm";
   /** Address under which the engine's caches hold the model's files. */
   modelUrl: string;
   library: Blob;

@@ -6,7 +6,7 @@
  */
 
 /** Kernels for attention after the first token or with earlier turns, for edited histories, and for settings. */
-const LATER = /^(kv_cache_(decode|merge|prefill_cached|compact|copy_page|read_back)|apply_)/;
+const LATER = /^(kv_cache_(decode|merge|prefill_cached|compact|copy_page|read_back)|copy_pages|apply_)/;
 
 interface Device {
   createComputePipelineAsync(descriptor: GPUComputePipelineDescriptor): Promise<GPUComputePipeline>;

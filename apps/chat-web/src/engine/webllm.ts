@@ -1,108 +1,94 @@
-/** The engine: `@mlc-ai/web-llm` in its own worker. */
+/** WebLLM as an engine of the worker, for libraries over TVM's cache. */
 
-import type { Adapter } from "../model/fit";
-import { ContextFull, type Engine, type EngineEvents, type EngineProvider, type Finished, type LoadRequest } from "./engine";
-import type { ChatMessage, Sampling } from "./engine";
-import type { FromWorker, ToWorker } from "./protocol";
+import { MLCEngine, type ChatCompletionMessageParam } from "@mlc-ai/web-llm";
+import { MODEL_CACHE } from "../model/cache";
+import { ControlTokens, controlTokens, type Encoder } from "./control";
+import type { Answering, ChatMessage, Finished, LoadRequest, Sampling } from "./engine";
+import type { Pipelines } from "./pipelines";
 
-export const provider: EngineProvider = {
-  probe,
-  create: (events) => new WebLlm(events),
-};
+const MODEL_ID = "model";
 
-async function probe(): Promise<Adapter | null> {
-  const adapter = await navigator.gpu?.requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) return null;
-  const { info, limits } = adapter;
-  const known = [info.vendor, info.architecture].filter(Boolean).join(" ");
-  return {
-    name: info.description || info.device || known || "the GPU",
-    fallback: info.isFallbackAdapter ?? /swiftshader|llvmpipe|lavapipe/i.test(`${known} ${info.description}`),
-    features: [...adapter.features],
-    subgroupSize: onlySize(info),
-    maxBufferSize: limits.maxBufferSize,
-    maxStorageBufferBindingSize: limits.maxStorageBufferBindingSize,
-    maxStorageBuffersPerShaderStage: limits.maxStorageBuffersPerShaderStage,
-    maxComputeWorkgroupStorageSize: limits.maxComputeWorkgroupStorageSize,
-    maxComputeInvocationsPerWorkgroup: limits.maxComputeInvocationsPerWorkgroup,
-  };
+/** WebLLM's private parts: the tokenizer of the loaded model, and the tokens that end an answer. */
+interface Loaded {
+  loadedModelIdToPipeline: Map<string, { tokenizer: Encoder; conversation: { config: { stop_token_ids?: number[] } } }>;
 }
 
-/** Drivers that have subgroups of several sizes choose one for each shader, and nobody can ask for another. */
-function onlySize(info: GPUAdapterInfo): number | null {
-  const { subgroupMinSize, subgroupMaxSize } = info as { subgroupMinSize?: number; subgroupMaxSize?: number };
-  return subgroupMinSize !== undefined && subgroupMinSize === subgroupMaxSize ? subgroupMinSize : null;
-}
+export class WebLlm implements Answering {
+  private interrupted = false;
 
-interface Pending {
-  onProgress(share: number): void;
-  onText(text: string): void;
-  resolve(finished?: Finished): void;
-  reject(error: Error): void;
-}
+  private constructor(
+    private readonly engine: MLCEngine,
+    private readonly control: ControlTokens,
+    private readonly pipelines: Pipelines,
+  ) {}
 
-class WebLlm implements Engine {
-  private readonly worker = new Worker(new URL("./worker.ts", import.meta.url), { type: "module", name: "engine" });
-  private pending: Pending | null = null;
-
-  constructor(private readonly events: EngineEvents) {
-    this.worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.receive(data);
-    this.worker.onerror = (event) => this.fail(new Error(event.message || "the engine could not be started"));
-  }
-
-  load(request: LoadRequest, onProgress: (share: number) => void): Promise<void> {
-    return this.call({ type: "load", request }, { onProgress }).then(() => undefined);
-  }
-
-  async chat(messages: ChatMessage[], sampling: Sampling, onText: (text: string) => void): Promise<Finished> {
-    return (await this.call({ type: "chat", messages, sampling }, { onText }))!;
-  }
-
-  stop(): void {
-    this.send({ type: "stop" });
-  }
-
-  dispose(): void {
-    this.worker.terminate();
-    this.fail(new Error("the engine was stopped"));
-  }
-
-  private call(message: ToWorker, listeners: Partial<Pending>): Promise<Finished | undefined> {
-    return new Promise((resolve, reject) => {
-      const ignore = () => undefined;
-      this.pending = { onProgress: ignore, onText: ignore, ...listeners, resolve, reject };
-      this.send(message);
-    });
-  }
-
-  private send(message: ToWorker): void {
-    this.worker.postMessage(message);
-  }
-
-  private receive(message: FromWorker): void {
-    if (message.type === "progress") this.pending?.onProgress(message.share);
-    else if (message.type === "text") this.pending?.onText(message.text);
-    else if (message.type === "error") this.fail(asError(message));
-    else if (message.type === "lost") this.events.onLost(message.reason);
-    else {
-      const pending = this.pending;
-      this.pending = null;
-      pending?.resolve(message.type === "finished" ? message.finished : undefined);
+  static async load(request: LoadRequest, pipelines: Pipelines, onProgress: (share: number) => void): Promise<WebLlm> {
+    const library = URL.createObjectURL(request.library);
+    try {
+      const engine = new MLCEngine({
+        appConfig: { model_list: [record(request, library)], cacheBackend: "cache" },
+        logLevel: "WARN",
+        initProgressCallback: ({ progress }) => onProgress(progress),
+      });
+      await engine.reload(MODEL_ID);
+      return new WebLlm(engine, await watchTokenizer(engine, request.modelUrl), pipelines);
+    } finally {
+      URL.revokeObjectURL(library);
     }
   }
 
-  private fail(error: Error): void {
-    const pending = this.pending;
-    this.pending = null;
-    pending?.reject(error);
+  async chat(messages: ChatMessage[], sampling: Sampling, onText: (text: string) => void): Promise<Finished> {
+    this.interrupted = false;
+    const chunks = await this.engine.chat.completions.create({
+      messages: this.control.mark(messages) as ChatCompletionMessageParam[],
+      stream: true,
+      stream_options: { include_usage: true },
+      temperature: sampling.temperature,
+      top_p: sampling.topP,
+      max_tokens: sampling.maxTokens,
+      repetition_penalty: sampling.repetitionPenalty,
+      presence_penalty: sampling.presencePenalty,
+      frequency_penalty: sampling.frequencyPenalty,
+      ...(sampling.seed === null ? {} : { seed: sampling.seed }),
+    });
+    let reason = "stop";
+    let usage: { prompt_tokens: number; completion_tokens: number; extra?: Record<string, unknown> } | undefined;
+    for await (const chunk of chunks) {
+      const choice = chunk.choices[0];
+      if (choice?.delta.content) onText(choice.delta.content);
+      await this.pipelines.make();
+      if (choice?.finish_reason) reason = choice.finish_reason;
+      if (chunk.usage) usage = chunk.usage as unknown as NonNullable<typeof usage>;
+    }
+    const speed = (name: string): number | null => {
+      const value = usage?.extra?.[name];
+      return typeof value === "number" && Number.isFinite(value) && value > 0 ? value : null;
+    };
+    return {
+      reason: this.interrupted ? "interrupted" : reason === "length" ? "length" : "stop",
+      promptTokens: usage?.prompt_tokens ?? 0,
+      completionTokens: usage?.completion_tokens ?? 0,
+      prefillTokensPerSecond: speed("prefill_tokens_per_s"),
+      decodeTokensPerSecond: speed("decode_tokens_per_s"),
+    };
+  }
+
+  stop(): void {
+    this.interrupted = true;
+    void this.engine.interruptGenerate();
   }
 }
 
-const NOT_FINITE =
-  "The model computed numbers that are not finite (NaN), so there is no next word. Load it again; if that does not help, its files or the GPU's driver are at fault.";
+async function watchTokenizer(loaded: MLCEngine, modelUrl: string): Promise<ControlTokens> {
+  const { tokenizer, conversation } = (loaded as unknown as Loaded).loadedModelIdToPipeline.get(MODEL_ID)!;
+  const file = await (await caches.open(MODEL_CACHE)).match(new URL("tokenizer.json", modelUrl).href);
+  if (!file) throw new Error("tokenizer.json is no longer in the browser's storage");
+  const tokens = new ControlTokens(controlTokens(await file.json(), conversation.config.stop_token_ids ?? []));
+  tokens.watch(tokenizer);
+  return tokens;
+}
 
-export function asError({ name, message }: { name: string; message: string }): Error {
-  // Names of error classes do not survive minification: the words do.
-  if (/context window size|ContextWindowSizeExceeded/i.test(`${name} ${message}`)) return new ContextFull(message);
-  return new Error(/failed to sample a valid token/i.test(message) ? NOT_FINITE : message);
+function record(request: LoadRequest, library: string) {
+  const overrides = { context_window_size: request.contextTokens };
+  return { model: request.modelUrl, model_id: MODEL_ID, model_lib: library, overrides };
 }

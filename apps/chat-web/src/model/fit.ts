@@ -2,6 +2,7 @@
 
 import { bytes } from "./format";
 import type { Manifest } from "./manifest";
+import { PAGE_TOKENS, statesBytes, unitsOf, windowsOf } from "./states";
 
 /** The browser's facts about the GPU. */
 export interface Adapter {
@@ -32,8 +33,8 @@ export interface Refusal {
   overridable: boolean;
 }
 
-// WebLLM 0.2.86 requires of an adapter (`detectGPUDevice` of tvmjs): it takes 1 GiB buffers if available, else the
-// second figure, and fails below that.
+// Both engines require of an adapter (`detectGPUDevice` of tvmjs): they take 1 GiB buffers if available, else the
+// second figure, and fail below that.
 const MIB = 1 << 20;
 const ENGINE = { buffer: [1024 * MIB, 256 * MIB], binding: [1024 * MIB, 128 * MIB], workgroup: 32 << 10, buffers: 10 };
 /** The share of the device's memory that a browser may take before the system gets into trouble. */
@@ -41,7 +42,9 @@ const SHARE = 0.6;
 
 /** Bytes on the GPU with a context of so many tokens. */
 export function estimateMemory(manifest: Manifest, contextTokens: number): MemoryEstimate {
-  const cache = contextTokens * manifest.kvBytesPerToken;
+  const { states, prefillChunk, kvCache } = manifest;
+  const all = { pages: windowsOf(states).map(() => contextTokens / PAGE_TOKENS), slots: 0 }; // that TVM's cache has
+  const cache = statesBytes(states, kvCache === "pages" ? unitsOf(states, prefillChunk, contextTokens) : all);
   const total = manifest.weightsBytes + cache + manifest.workspaceBytes;
   return { weights: manifest.weightsBytes, cache, workspace: manifest.workspaceBytes, total };
 }

@@ -1,5 +1,7 @@
 /** `mlcpipe.json` and `site.json`, which the page reads before any download. Both are checked, not trusted. */
 
+import { stateOf, tensorBytes, type State } from "./states";
+
 export interface BundleFile {
   path: string;
   bytes: number;
@@ -14,7 +16,9 @@ export interface Manifest {
   vocabSize: number;
   prefillChunk: number;
   weightsBytes: number;
-  kvBytesPerToken: number;
+  /** Who owns the states: the page's own engine (pages), or TVM's cache, which WebLLM has (tvm). */
+  kvCache: "pages" | "tvm";
+  states: State[];
   /** Of the largest function: the functions run one after the other. */
   workspaceBytes: number;
   /** Of the largest tensor, which must fit in one GPU buffer. */
@@ -50,8 +54,8 @@ export class ManifestError extends Error {
 }
 
 const NEEDED = ["mlc-chat-config.json", "tokenizer.json", "tensor-cache.json"];
-const PAGE_TOKENS = 16;
-const ITEM_BYTES: Record<string, number> = { uint32: 4, int32: 4, float32: 4, float16: 2, uint8: 1, int8: 1 };
+/** That the page's own engine reads, too. */
+const NEEDED_FOR_PAGES = ["tokenizer_config.json"];
 
 export function parseSite(value: unknown): Site {
   const site = object(value, "site.json");
@@ -85,8 +89,10 @@ export function parseManifest(value: unknown, library: string): Manifest {
   const own = ownLibrary(manifest, library) ?? manifest;
   const plan = object(own.memory_plan, "memory_plan");
   const all = parseFiles(manifest.files);
-  const files = all.filter(({ path }) => path === library || NEEDED.includes(path) || path.endsWith(".bin"));
-  for (const name of [library, ...NEEDED]) {
+  const kvCache = model.kv_cache === "pages" ? "pages" : "tvm";
+  const needed = [library, ...NEEDED, ...(kvCache === "pages" ? NEEDED_FOR_PAGES : [])];
+  const files = all.filter(({ path }) => needed.includes(path) || path.endsWith(".bin"));
+  for (const name of needed) {
     if (!files.some((file) => file.path === name)) throw new ManifestError(`the bundle has no ${name}`);
   }
   const workspaces = Object.values(object(plan.workspace_bytes, "workspace_bytes")).map((n) => count(n, "workspace"));
@@ -97,7 +103,8 @@ export function parseManifest(value: unknown, library: string): Manifest {
     vocabSize: count(model.vocab_size, "vocab_size"),
     prefillChunk: count(model.prefill_chunk, "prefill_chunk"),
     weightsBytes: count(plan.weights_bytes, "weights_bytes"),
-    kvBytesPerToken: pageBytes(array(own.states, "states")) / PAGE_TOKENS,
+    kvCache,
+    states: array(own.states, "states").map(parseState),
     workspaceBytes: Math.max(0, ...workspaces),
     largestTensorBytes: largestTensor(array(manifest.params, "params")),
     library: files.find((file) => file.path === library)!,
@@ -125,22 +132,25 @@ function parseFiles(value: unknown): BundleFile[] {
   });
 }
 
-/** Bytes of a page, PAGE_TOKENS tokens, of all layers' states. */
-function pageBytes(states: unknown[]): number {
-  return states.reduce<number>((sum, item) => {
-    const state = object(item, "state");
-    const parts = array(state.parts, "parts").map((part) => tensorBytes(object(part, "part")));
-    return sum + count(state.copies, "copies") * parts.reduce((all, bytes) => all + bytes, 0);
-  }, 0);
+function parseState(item: unknown): State {
+  const state = object(item, "state");
+  const parts = array(state.parts, "parts").map(parseTensor);
+  return stateOf({
+    kind: text(state.kind, "kind"),
+    window: count(state.window ?? 0, "window"),
+    dtype: text(state.dtype ?? "int8", "dtype"),
+    copies: count(state.copies ?? 1, "copies"),
+    parts,
+  });
 }
 
 function largestTensor(params: unknown[]): number {
-  return Math.max(0, ...params.map((item) => tensorBytes(object(item, "param"))));
+  return Math.max(0, ...params.map((item) => tensorBytes(parseTensor(item))));
 }
 
-function tensorBytes(tensor: Record<string, unknown>): number {
-  const items = array(tensor.shape, "shape").reduce<number>((n, d) => n * count(d, "dimension"), 1);
-  return items * (ITEM_BYTES[text(tensor.dtype, "dtype")] ?? 4);
+function parseTensor(item: unknown): { dtype: string; shape: number[] } {
+  const tensor = object(item, "tensor");
+  return { dtype: text(tensor.dtype, "dtype"), shape: array(tensor.shape, "shape").map((n) => count(n, "dimension")) };
 }
 
 /** No way out of the bundle's folder, and no second meaning in a URL. */

@@ -28,6 +28,7 @@ _SHUFFLE = re.compile(r"mlcpipe\.subgroup_shuffle\(")
 _XOR = re.compile(r"mlcpipe\.subgroup_shuffle_xor\(([^()]*), (\d+)i\)")
 _CLUSTER = re.compile(r"mlcpipe\.subgroup_cluster_(add|max)\(([^()]*), (\d+)i\)")
 _REDUCTION = re.compile(r"mlcpipe\.subgroup_(add|max)\(")
+_BUFFER = re.compile(r"^@group\(0\) @binding\(\d+\) var<storage", re.MULTILINE)
 _LAST_ARGUMENT = "  @builtin(local_invocation_id) threadIdx : vec3<u32>\n"
 _LANE = "  @builtin(subgroup_invocation_id) lane_ : u32\n"
 
@@ -89,6 +90,16 @@ def all_kernels_of(generated: str) -> str:
         return generated
     parts = [generated[at:end] for at, end in zip(starts, [*starts[1:], len(generated)])]
     return generated[: starts[0]] + "".join(map(kernel_of, parts))
+
+
+def check_buffers(library: Path, limit: int) -> None:
+    """Raise CompileError if a kernel in a library has more storage buffers than hosts ask a browser for."""
+    for kernel in library.read_bytes().decode("latin-1").split(_NAMED)[1:]:
+        if (found := len(_BUFFER.findall(kernel))) > limit:
+            raise CompileError(
+                "a kernel has too many storage buffers", where=kernel.split("\n")[0][:80], expected=f"at most {limit}",
+                found=found,
+            )  # fmt: skip
 
 
 def finish(files: Sequence[Path]) -> None:

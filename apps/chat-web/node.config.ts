@@ -1,0 +1,13 @@
+/** The engine of pages alone, for Node, where tests/webgpu runs it: `vite build --config node.config.ts`. */
+
+import { defineConfig } from "vite";
+
+export default defineConfig({
+  publicDir: false,
+  build: {
+    ssr: "src/engine/pages/engine.ts",
+    outDir: "dist-node",
+    rollupOptions: { external: ["@mlc-ai/web-runtime"], output: { format: "cjs", entryFileNames: "engine.cjs" } },
+  },
+  ssr: { noExternal: ["@huggingface/jinja", "@huggingface/tokenizers", "@noble/hashes"] },
+});

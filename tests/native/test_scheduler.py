@@ -19,7 +19,6 @@ from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
 from tests.native.cxx import RUNTIME, Cxx
-from tests.unit.serving import simulation as simulated
 from tests.unit.serving.golden import GOLDEN, TRACES, Recording
 from tests.unit.serving.simulation import words
 
@@ -124,11 +123,13 @@ def drafting_trace(seed: int) -> Failing:
     rng = random.Random(seed)
     slots = (0, 12, 40)[seed % 3]
     limits = Limits(200, prefill_chunk=48, sequences=3, decode_rows=rng.choice((6, 16)), step_s=0.1)
-    simulation = Failing((PageGroup(rng.choice((16, 40)), rng.choice((0, 0, 40))),), limits, slots=slots, redraws=False)
+    simulation = Failing(
+        (PageGroup(rng.choice((16, 40)), rng.choice((0, 0, 40))),), limits, slots=slots, redraws=False, vocab=3
+    )
     for _ in range(4):
         for _ in range(rng.randint(1, 2)):
             drafter = Lookup(stops=frozenset()) if rng.random() < 0.8 else None
-            simulation.submit(words(rng, rng.randint(1, 60)), rng.randint(5, 40), drafter=drafter)
+            simulation.submit(words(rng, rng.randint(1, 60), 3), rng.randint(5, 40), drafter=drafter)
         for _ in range(rng.randint(1, 6)):
             simulation.step()
     simulation.run()
@@ -137,7 +138,6 @@ def drafting_trace(seed: int) -> Failing:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_drafts_are_python_s(seed: int, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated, "VOCAB", 3)
     monkeypatch.setattr(Search, "pays", lambda self: True)  # which depends on the time that looking takes
     made = drafting_trace(seed)
     assert_same_plans(program, made.trace())

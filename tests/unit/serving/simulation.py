@@ -44,9 +44,9 @@ def digest(before: int, token: int, decode: bool) -> int:
     return ((before ^ (2 * token + decode)) * 6364136223846793005 + 1442695040888963407) % 2**64
 
 
-def drawn(of: int) -> int:
+def drawn(of: int, vocab: int = VOCAB) -> int:
     """The token that follows."""
-    return (of >> 33) % VOCAB
+    return (of >> 33) % vocab
 
 
 class Memory:
@@ -124,6 +124,7 @@ class Simulation:
     recompute_above: int | None = None
     slots: int = 0
     redraws: bool = True  # requests say that rows may be computed again
+    vocab: int = VOCAB
 
     def __post_init__(self) -> None:
         self.limits = replace(self.limits, recompute_above=self.recompute_above)
@@ -173,7 +174,7 @@ class Simulation:
 
         def draw(digests: list[int]) -> None:
             late = self.late()
-            tokens_drawn.extend(NOT_DRAWN if late else drawn(one) for one in digests)
+            tokens_drawn.extend(NOT_DRAWN if late else drawn(one, self.vocab) for one in digests)
 
         if step.decode:
             tokens = [token for rows in step.decode for token in rows.tokens]
@@ -236,9 +237,9 @@ def alone(
     return sequence.tokens
 
 
-def words(rng: random.Random, count: int) -> list[int]:
+def words(rng: random.Random, count: int, vocab: int = VOCAB) -> list[int]:
     """So many tokens."""
-    return [rng.randrange(VOCAB) for _ in range(count)]
+    return [rng.randrange(vocab) for _ in range(count)]
 
 
 def first_token_s(simulation: Simulation, sequence: Sequence) -> float:

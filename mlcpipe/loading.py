@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlcpipe import devices
-from mlcpipe.errors import TargetError, UsageError, naming
+from mlcpipe.errors import ResourceError, TargetError, UsageError, naming
 from mlcpipe.support.atomic import atomic_write
 from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, GPTQ, LOCAL_TARGET
 from mlcpipe.support.env import env
@@ -188,7 +188,7 @@ def _is_news(why: str) -> bool:
     with suppress(OSError, UnicodeDecodeError):
         if path.read_text(encoding="utf-8") == why:
             return False
-    with suppress(OSError):
+    with suppress(OSError, ResourceError):
         atomic_write(private_folder(path.parent) / path.name, why.encode())
     return True
 

@@ -60,6 +60,7 @@ ENABLE = (
     ("llama-cpp-python", "pip install llama-cpp-python, which builds for ten minutes"),
     ("fastapi|llguidance|openai|anthropic|langchain", "pip install -e '.[dev]'"),
     ("strace", "apt install strace"),
+    ("openssl", "apt install openssl"),
     ("mount|unshare", "a user who may mount file systems (root in a container)"),
     ("NVIDIA GPU", "NVIDIA's driver 580 or newer, and a GPU"),
     ("Mac|Apple|macOS", "a Mac"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,16 @@ LOCAL, NETWORK = Rules(host="127.0.0.2"), Rules(host="0", loopback=False)
         (LOCAL, "127.0.0.2:8000", "http://127.0.0.2:8001", 403),
         (Rules(host="MyBox"), "mybox:8000", None, 200),
         (Rules(["k"]), "127.0.0.1", "https://evil.example", 403),
-        (NETWORK, "box.local", None, 200),
+        (NETWORK, "box.example", None, 421),
+        (NETWORK, socket.gethostname(), None, 200),
+        (NETWORK, "localhost", None, 200),
+        (Rules(host="0", loopback=False, hosts=["Box.example"]), "box.example:80", "http://box.example:80", 200),
+        (Rules(hosts=["host.docker.internal"]), "host.docker.internal:8000", None, 200),
+        (Rules(origins=["app://obsidian.md", "http://localhost:*"]), "127.0.0.1", "app://obsidian.md", 200),
+        (Rules(origins=["app://obsidian.md", "http://localhost:*"]), "127.0.0.1", "http://localhost:3000", 200),
+        (Rules(origins=["app://obsidian.md", "http://localhost:*"]), "127.0.0.1", "http://localhost.evil", 403),
+        (Rules(origins=["app://obsidian.md"]), "127.0.0.1", "app://obsidianxmd", 403),
+        (Rules(origins=["*"]), "127.0.0.1", "https://any.example", 200),
         (NETWORK, "192.168.1.5:8000", "http://192.168.1.5:8000", 200),
         (NETWORK, "192.168.1.5:8000", "https://evil.example", 403),
         (NETWORK, "192.168.1.5:8000", "null", 403),

@@ -1,10 +1,14 @@
-"""Adds to packages the commit that they are built from, all of the chat page if `make page` built it, and an SBOM."""
+"""Adds to packages the commit that they are built from, all of the chat page if `make page` built it, and an SBOM.
+
+`wheels/build.py` names a folder of native code and a platform's tag for a wheel that has them, too.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +19,7 @@ from urllib.parse import quote
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.requirements import Requirement
 
+_NATIVE = "MLCPIPE_WHEEL_FOLDER"
 _DEMO = "apps/demo_model/checkpoint/model.safetensors"
 _LICENSE = "Apache-2.0"
 # The part of the page that git does not have.
@@ -52,7 +57,12 @@ class Build(BuildHookInterface[Any]):
         if with_page:
             build_data["force_include"][str(page)] = "mlcpipe/data/chat_page"
         bill = Path(self._folder.name, "mlcpipe.cdx.json")
-        parts = sbom(root, self.metadata.version, core.dependencies, core.optional_dependencies, with_page)
+        native = sorted(Path(os.environ[_NATIVE]).iterdir()) if _NATIVE in os.environ else []
+        for path in native:
+            build_data["force_include"][str(path)] = f"mlcpipe/data/compiled/{path.name}"
+        if native:
+            build_data["tag"], build_data["pure_python"] = os.environ["MLCPIPE_WHEEL_TAG"], False
+        parts = sbom(root, self.metadata.version, core.dependencies, core.optional_dependencies, with_page, native)
         bill.write_text(f"{json.dumps(parts, indent=1)}\n", encoding="ascii")
         build_data["sbom_files"].append(str(bill))
 
@@ -62,7 +72,12 @@ class Build(BuildHookInterface[Any]):
 
 
 def sbom(
-    root: Path, version: str, required: Sequence[str], extras: Mapping[str, Sequence[str]], with_page: bool
+    root: Path,
+    version: str,
+    required: Sequence[str],
+    extras: Mapping[str, Sequence[str]],
+    with_page: bool,
+    native: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """A wheel's contents and requirements, as CycloneDX 1.6 (ECMA-424). PEP 770 defines its place.
 
@@ -74,6 +89,7 @@ def sbom(
         *(_requirement(text, "required") for text in required),
         *_npm(root, () if with_page else _IN_WORKER),
         _demo_model(root, version),
+        *(_native(path, version) for path in native),
     ]
     components = {part["bom-ref"]: part for part in parts}
     own = _component("application", f"pkg:pypi/mlcpipe@{version}", "mlcpipe", version, _LICENSE)
@@ -125,6 +141,13 @@ def _demo_model(root: Path, version: str) -> dict[str, Any]:
     digits = hashlib.sha256((root / _DEMO).read_bytes()).hexdigest()
     purl = f"pkg:generic/mlcpipe-demo-model@{version}"
     return _component("machine-learning-model", purl, "mlcpipe-demo-model", version, _LICENSE, ("SHA-256", digits))
+
+
+def _native(path: Path, version: str) -> dict[str, Any]:
+    """A file that `wheels/build.py` compiled."""
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()
+    purl = f"pkg:generic/{path.name}@{version}"
+    return _component("library", purl, path.name, version, _LICENSE, ("SHA-256", digits))
 
 
 def _commit(root: Path) -> str:

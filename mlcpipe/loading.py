@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlcpipe import devices
-from mlcpipe.errors import TargetError, UsageError, naming
+from mlcpipe.errors import ResourceError, TargetError, UsageError, naming
+from mlcpipe.support.atomic import atomic_write
 from mlcpipe.support.defaults import ANY, AUTO, DEFAULT_QUANTIZATION, GPTQ, LOCAL_TARGET
 from mlcpipe.support.env import env
 from mlcpipe.support.files import local_path
@@ -176,9 +177,20 @@ def prepare_bundle(
     bundle, place = _compiled(model, draft_head, wanted, place, progress)
     if chosen is not None and place.why:
         chosen(place)
-    elif place.saw_gpu:
+    elif place.saw_gpu and _is_news(place.why):
         progress.note(f"compiled for {place.target}: {place.why}")
     return bundle
+
+
+def _is_news(why: str) -> bool:
+    """Whether the reason for a place was another one at the last start; the cache keeps it."""
+    path = env().cache_dir / "speeds" / "reason"
+    with suppress(OSError, UnicodeDecodeError):
+        if path.read_text(encoding="utf-8") == why:
+            return False
+    with suppress(OSError, ResourceError):
+        atomic_write(private_folder(path.parent) / path.name, why.encode())
+    return True
 
 
 @dataclass(frozen=True)

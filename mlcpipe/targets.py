@@ -114,6 +114,14 @@ class Target(OnlyKnown):
         """Whether its libraries are WebAssembly, which the chat page runs."""
         return str(self.tvm.get("host", {}).get("mtriple")).startswith("wasm")
 
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether hosts give functions the rows of tables by token, not the tables: a GPU would need a copy of them.
+
+        The chat page copies them.
+        """
+        return self.own_pages and self.kernels != "cpu" and not self.in_browsers
+
 
 def target_names() -> list[str]:
     """The targets that ship with mlcpipe."""

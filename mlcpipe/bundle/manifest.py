@@ -120,6 +120,7 @@ class FileInfo(Frozen):
 class MemoryPlan(Frozen):
     """Memory use of the model in bytes; workspace by library function.
 
+    `weights_bytes` are those of the device; without the `host_bytes` of tables whose rows hosts gather for each step.
     `decode_weights_bytes` counts the weights that a decode step reads: only the chosen experts, and one row of
     an embedding that is not tied to the output. None (unknown) means all weights. `attention_bytes` bounds the memory
     of attention for a prompt's chunk if the scratch of kernels is not known.
@@ -129,6 +130,12 @@ class MemoryPlan(Frozen):
     decode_weights_bytes: Count | None = None
     workspace_bytes: Table[Name, Count]
     attention_bytes: Count = 0
+    host_bytes: Count = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.weights_bytes + self.host_bytes
 
     @property
     def weights_read(self) -> int:
@@ -265,6 +272,10 @@ class ModelInfo(Frozen):
     )
     eagle: EagleInfo | None = None
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
+    gathered: Names = Field(
+        default=(),
+        description="parameters of which functions take the rows of their tokens alone, row 0 for tokens beyond them",
+    )
 
 
 class ParamInfo(Frozen):

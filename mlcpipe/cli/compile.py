@@ -218,7 +218,7 @@ def _bits_per_weight(manifest: Manifest, checkpoint: Path, draft_head: Path | st
     opened = open_checkpoint(checkpoint)
     tensors = (opened if draft_head is None else with_draft_head(opened, draft_head)).tensors
     numbers = sum(math.prod(tensors[name].shape) for name in used if name in tensors)
-    return 8 * manifest.memory_plan.weights_bytes / numbers if numbers else 0.0
+    return 8 * manifest.memory_plan.stored_bytes / numbers if numbers else 0.0
 
 
 def _summary(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgress) -> dict[str, object]:

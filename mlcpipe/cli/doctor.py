@@ -12,6 +12,7 @@ import typer
 
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
 from mlcpipe.compiler.link import linker_finding
+from mlcpipe.devices import gpu_kinds
 from mlcpipe.errors import CompileError, MlcpipeError, UsageError
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.host.cpu import core_counts
@@ -70,10 +71,9 @@ def doctor_command(
         return
     findings += _machine(bandwidth)
     if broken is None:
-        from mlcpipe.devices import gpu_kinds
-
         devices, (tools, targets) = _devices(), _targets()
         cpu = targets[DEFAULT_TARGET]
+        findings.insert(0, _uses(devices))
         findings += [tools, *chain.from_iterable(devices.values()), *_lines(targets)]
         verdict = _verdict(cpu, {name: devices[name] for name in gpu_kinds()}, targets)
     else:
@@ -143,6 +143,21 @@ def _devices() -> dict[str, list[Finding]]:
             except OSError as error:  # of folders that this user may not read
                 found[name] = [Finding(name, "broken", str(error))]
     return found
+
+
+def _uses(devices: Mapping[str, Sequence[Finding]]) -> Finding:
+    """What `--device auto` and compiling take on this machine, in one line."""
+    found = chain.from_iterable(devices.values())
+    gpus = [
+        one.name for one in found if one.state == "ok" and one.name.partition(":")[0] in gpu_kinds() and ":" in one.name
+    ]
+    parts = [f"{gpus[0]} for models that it runs clearly faster, else the CPU" if gpus else "the CPU"]
+    plugin = next((one.value for one in devices.get("vulkan", ()) if one.name == "vulkan plugin"), None)
+    if plugin is not None:
+        parts.append(f"the Vulkan plugin {'of the wheel' if plugin.startswith('of the wheel') else 'compiled here'}")
+    linker = linker_finding()
+    parts.append(f"linker {linker.value}" if linker.state == "ok" else "no linker")
+    return Finding("uses", "note", "; ".join(parts))
 
 
 def _lack(name: str, error: MlcpipeError) -> Finding:

@@ -182,6 +182,7 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
         console,
         [
             ("weights", byte_size(plan.weights_bytes)),
+            *([("tables in the mapped file", byte_size(plan.host_bytes))] if plan.host_bytes else []),
             *((f"{count} layers of {kind}", words) for (kind, words), count in _kinds(manifest).items()),
             ("states of a full context", byte_size(states)),
             *((f"workspace of {name}", byte_size(size)) for name, size in largest if size >= 1024),

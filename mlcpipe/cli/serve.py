@@ -56,7 +56,7 @@ def serve_command(options: ServeOptions) -> None:
     options.check()
     from mlcpipe.server.app import create_app
     from mlcpipe.server.guard import Rules, is_loopback, namespace_of
-    from mlcpipe.server.run import bound_socket, serve
+    from mlcpipe.server.run import bound_socket, check_tls, serve
 
     texts = [_system_message(path) for path in options.warm or ()]
     if options.ray is not None:
@@ -64,18 +64,27 @@ def serve_command(options: ServeOptions) -> None:
         options = replace(options, threads=threads_of_each(options.ray, options.threads))
     if options.prefixes is not None:
         _make_folder(options.prefixes)
+    if options.tls is not None:
+        check_tls(options.tls)
     bound, host, console = bound_socket(options.host, options.port), options.host, stderr_console()
     with bound:
+        loopback = is_loopback(bound.getsockname()[0])
+        if not loopback and not options.keys and not options.no_key:
+            raise UsageError(
+                f"--host {host} opens the server to a network", expected="--api-key, or MLCPIPE_API_KEY",
+                found="no key", next_step="--no-key lets everybody in",
+            )  # fmt: skip
         bundles = _prepare(options)
         manifest = manifest_of(bundles.own, **options.for_answers())
-        address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
-        loopback = is_loopback(bound.getsockname()[0])
+        scheme = "http" if options.tls is None else "https"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
         rules = Rules(
             options.keys, host, loopback, options.max_per_key, shares_prompts=options.share_prompts,
-            adapter_folders=options.adapter_folder,
+            adapter_folders=options.adapter_folder, origins=options.allow_origin or (), hosts=options.allow_host or (),
+            tls=options.tls,
         )  # fmt: skip
         if not loopback and not options.keys:
-            say(console, f"warning: everybody who reaches {host} may use the model: set --api-key")
+            say(console, f"warning: everybody who reaches {host} may use the model")
         if options.ray is not None:
             check_on_host(manifest, options.device)
         names = (options.name or _name_of(options.model, manifest), *(options.alias or ()))

@@ -51,6 +51,23 @@ class ServeOptions:
         list[str] | None,
         typer.Option(help="A key that clients must send; several are allowed. MLCPIPE_API_KEY hides it from `ps`."),
     ] = None
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Let everybody use the model who reaches an address that is not loopback.")
+    ] = False
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Pages, extensions and desktop programs that may ask from a browser: http://localhost:3000, "
+            "app://obsidian.md, chrome-extension://*; several are allowed.",
+        ),
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another name of this server, as host.docker.internal; several are allowed."),
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option(help="A certificate in PEM: serve HTTPS.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Its key in PEM.")] = None
     share_prompts: Annotated[
         bool,
         typer.Option(
@@ -159,6 +176,11 @@ class ServeOptions:
         """The keys of clients, also that of the environment."""
         return [key for key in [*(self.api_key or ()), env().api_key or ""] if key]
 
+    @property
+    def tls(self) -> tuple[Path, Path] | None:
+        """The certificate and its key."""
+        return (self.tls_cert, self.tls_key) if self.tls_cert is not None and self.tls_key is not None else None
+
     @cached_property
     def adapters(self) -> dict[str, Path]:
         """Name -> folder of each --adapter. Raises UsageError."""
@@ -191,6 +213,13 @@ class ServeOptions:
         )  # fmt: skip
         if self.api_key is not None and not all(self.api_key):
             raise UsageError("--api-key", expected="a key", found="nothing")
+        if self.no_key and self.keys:
+            raise UsageError("--no-key", expected="no --api-key and no MLCPIPE_API_KEY", found="a key")
+        if (self.tls_cert is None) is not (self.tls_key is None):
+            raise UsageError("--tls-cert and --tls-key", expected="both", found="one")
+        for origin in self.allow_origin or ():
+            if origin != "*" and not all(origin.partition("://")):
+                raise UsageError("--allow-origin", expected="scheme://host, or *", found=origin)
         if self.name == "*":
             raise UsageError("--name", expected="a name", found="*", next_step="--alias '*' answers to any name")
         if self.draft_model is not None and not self.drafts:

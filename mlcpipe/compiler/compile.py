@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -222,12 +223,15 @@ def _announce(job: Job, method: str, progress: Progress) -> None:
             f"{len(left)} of {len(matrices)} matrices are stored as {UNIFORM_QUANTIZATION}: {job.scheme.blocks} needs "
             f"rows of a multiple of {block_columns(SCHEMES[job.scheme.blocks])} numbers, and theirs have {rows}"
         )
-    tables = sum(weight.nbytes for weight in matrices if weight.reads <= _ROW)
-    if tables > job.weights_bytes / 8:
-        place = "the mapped file" if job.state.target.kernels == "cpu" else "the GPU's memory, all of them"
-        progress.note(
-            f"{byte_size(tables)} of the weights are tables of which a token reads a row: they are in {place}"
-        )
+    tables: Counter[str] = Counter()
+    for weight in (weight for weight in matrices if weight.reads <= _ROW):
+        mapped = weight.gathered or job.target.kernels == "cpu"
+        tables["the mapped file" if mapped else "the GPU's memory, all of them"] += weight.nbytes
+    for place, nbytes in tables.items():
+        if nbytes > job.weights_bytes / 8:
+            progress.note(
+                f"{byte_size(nbytes)} of the weights are tables of which a token reads a row: they are in {place}"
+            )
     if method == GPTQ:
         progress.note(expected_duration(job.state.weights))
 

@@ -188,7 +188,7 @@ def export(
         mod = _with_sampling(mod, target, vocab, no_tokens)
     return Lowering(
         mod,
-        tuple(weight_table(params)),
+        tuple(weight_table(params, target.gathers_rows)),
         target,
         variant or compiled_variants(target)[0],
         scheme,

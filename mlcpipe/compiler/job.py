@@ -142,7 +142,9 @@ def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationRec
     encoder = embedding_info(checkpoint) is not None
     target = fitted_target(checkpoint.config, target, encoder=encoder)
     model = prepare_model(checkpoint.config, target, plan.scheme, encoder=encoder, draft_head=checkpoint.draft_head)
-    weights = _from_checkpoint(weight_table(model.named_parameters()), model, checkpoint, target, plan)
+    weights = _from_checkpoint(
+        weight_table(model.named_parameters(), target.gathers_rows), model, checkpoint, target, plan
+    )
     layout = load_layout(target.weight_layout)
     return tuple(stored(part, plan.scheme, layout) for weight in weights for part in weight.parts or (weight,))
 

@@ -1,4 +1,4 @@
-"""Links object files into a library with the system's C compiler, or else PyPI's ziglang."""
+"""Links object files into a library: by the system's C compiler, PyPI's ziglang, or `mlcpipe.compiler.elf`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlcpipe.compiler.elf.shared import link
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import Finding
-from mlcpipe.support.resources import native_path
+from mlcpipe.support.compiled import POOL_SOURCES, compiled_pool
+from mlcpipe.version import __version__
 
 LINK_TIMEOUT_S = 600
 ANDROID = "android"
 _GLIBC = "2.28"  # for Linux on other machines: Debian 10 and later
 # The threads of the library's parallel loops; Windows keeps TVM's.
-POOL = native_path() / "pool.c"
+POOL = POOL_SOURCES[0]
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,23 @@ class Linker:
             raise CompileError(f"linker {self.name} failed", found=message, next_step="see `mlcpipe doctor`")
 
 
+@dataclass(frozen=True)
+class OwnLinker(Linker):
+    """`mlcpipe.compiler.elf`, for this machine; `pool` has the threads of parallel loops, which it cannot compile."""
+
+    pool: Path = Path()
+
+    def link(self, objects: Sequence[Path], output: Path) -> None:
+        link([*objects, self.pool], output)
+
+    def run(self, arguments: Sequence[str]) -> None:
+        raise CompileError("no C compiler", expected="cc, or ziglang", next_step="pip install 'mlcpipe[zig]'")
+
+
 def find_linker(triple: str | None = None) -> Linker:
     """`cc` (or `clang`, `gcc`) on the path, else `python -m ziglang cc`; for Linux on another machine ziglang.
+
+    Where there is neither, a wheel for Linux needs none.
 
     `triple` is LLVM's name of the system and architecture to link for, None this machine's. For iOS the command only
     compiles. Raises CompileError that names the command to install one.
@@ -101,6 +118,8 @@ def find_linker(triple: str | None = None) -> Linker:
     zig = find_zig()
     if zig is not None:
         return zig
+    if (pool := compiled_pool()) is not None:
+        return OwnLinker("mlcpipe", __version__, (), pool=pool)
     raise CompileError(
         "no linker", expected="cc, clang or gcc on the path, or ziglang", next_step="pip install 'mlcpipe[zig]'"
     )

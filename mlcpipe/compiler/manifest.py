@@ -139,6 +139,7 @@ def model_info(job: Job) -> ModelInfo:
         draft_heads=getattr(job.checkpoint.draft_head, "heads", 0),
         eagle=job.eagle,
         embedding=job.embedding,
+        gathered=tuple(name for weight in job.state.weights for name in weight.gathered_arrays()),
     )
 
 
@@ -166,11 +167,13 @@ def library_metadata(job: Job) -> dict[str, Any]:
 
 
 def _memory_plan(job: Job) -> MemoryPlan:
+    host = sum(weight.nbytes for weight in job.state.weights if weight.gathered)
     return MemoryPlan(
-        weights_bytes=job.weights_bytes,
+        weights_bytes=job.weights_bytes - host,
         decode_weights_bytes=sum(w.decode_nbytes for w in job.state.weights),
         workspace_bytes=workspace_bytes(job.state.mod),
         attention_bytes=job.attention_bytes,
+        host_bytes=host,
     )
 
 

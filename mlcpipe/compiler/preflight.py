@@ -165,7 +165,7 @@ def _weights_bytes(
     if checkpoint.tensors:
         weights = stored_weights(checkpoint, target, recipe)
     else:
-        weights = tuple(weight_table(model.named_parameters()))
+        weights = tuple(weight_table(model.named_parameters(), target.gathers_rows))
         if recipe.scheme.name != KEEP:
             layout = load_layout(target.weight_layout)
             plain = replace(recipe, rules=())  # which may name matrices as the checkpoint does

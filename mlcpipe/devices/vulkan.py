@@ -155,7 +155,7 @@ class Device(base.Device):
 def devices() -> tuple[Device, ...]:
     """All devices, usable ones first, discrete before integrated before software: `vulkan:0` is the best.
 
-    Raises TargetError without Vulkan or any device, or if the plugin cannot be compiled.
+    Raises TargetError without Vulkan or any device, or if there is no plugin.
     """
     return tuple(_device(-1 if entry["problem"] else index, entry) for index, entry in enumerate(_described()))
 
@@ -164,12 +164,15 @@ def hardware(root: Path = Path("/")) -> str:
     """The nodes of GPUs, and Vulkan's drivers with their dates. `root` is the folder that has dev, etc, sys and usr.
 
     What a driver's library needs is not looked into: where a GPU has no driver, its devices are software.
+    Raises TargetError for a GPU where no driver is installed.
     """
     nodes = [node for name in _NODES for node in sorted((root / "dev").glob(name))]
     found = [file for folder in _DRIVERS for file in sorted((root / folder / "vulkan/icd.d").glob("*.json"))]
     drivers = [file for file in found if file.is_file() and not file.name.startswith(_SOFTWARE)]
-    if not nodes or not drivers:
+    if not nodes:
         return ""
+    if not drivers:
+        raise TargetError("a GPU has no Vulkan driver", where=nodes[0], next_step=_driver_advice())
     ids = [root / "sys/class/drm" / node.name / "device" / name for node in nodes for name in ("vendor", "device")]
     texts = [*map(system_text, ids), system_text(root / "proc/driver/nvidia/version")]
     dates = [f"{file} {file.stat().st_mtime_ns}" for file in drivers]
@@ -183,7 +186,7 @@ def choose(spec: str | None = None) -> Device:
 
 def findings() -> Iterator[Finding]:
     """The plugin, compiled if necessary (some ten seconds, once), and its devices."""
-    yield Finding("vulkan plugin", "ok", str(vulkan_plugin.build()))
+    yield Finding("vulkan plugin", "ok", vulkan_plugin.origin())
     yield from (device.finding() for device in devices())
 
 
@@ -205,7 +208,7 @@ def _described() -> list[Any]:
 
 
 def function(name: str) -> Any:
-    """The plugin's function `mlcpipe.vulkan.<name>`. Raises TargetError if it cannot be compiled or loaded."""
+    """The plugin's function `mlcpipe.vulkan.<name>`. Raises TargetError if there is none that loads."""
     load()
     return tvm_runtime.function(f"mlcpipe.vulkan.{name}")
 

@@ -105,6 +105,15 @@ def take(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.Pri
     return tag(te.create_prim_func([*packed, ids, y]), "take", **_facts(scheme, layout, n, k))
 
 
+def rows(scheme: Scheme, layout: Layout, k: int, dtype: str) -> tirx.PrimFunc:
+    """Packed rows [m, k] in layout `row_words` -> dtype[m, k]."""
+    m = _rows()
+    shapes = layout.shapes(scheme, 1, k)
+    packed = [te.placeholder((m, *shape[1:]), array, name=name) for name, (shape, array) in shapes.items()]
+    y = te.compute((m, k), lambda i, j: _element(scheme, layout, packed, (i, j), dtype), name="rows")
+    return tag(te.create_prim_func([*packed, y]), "rows", **_facts(scheme, layout, 1, k))
+
+
 def expert_matmul(
     scheme: Scheme, layout: Layout, experts: int, n: int, k: int, top: int, shared: bool, dtype: str
 ) -> tirx.PrimFunc:

@@ -45,7 +45,7 @@ class PerLayerInputs(nn.Module):
     def __init__(self, tokens: int, layers: int, size: int, hidden_size: int, norm: NormSpec) -> None:
         self.tokens, self.size, self.layers, self.hidden_size = tokens, size, layers, hidden_size
         self.table = Embedding(tokens, layers * size)
-        self.table.weight.attrs["reads"] = Fraction(1, tokens)
+        self.table.weight.attrs |= {"reads": Fraction(1, tokens), "by_token": True}
         self.projection = Linear(hidden_size, layers * size)
         self.norm = norm(size)
 

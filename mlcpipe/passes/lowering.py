@@ -194,11 +194,15 @@ def weight_params(func: relax.Function) -> list[relax.Var]:
     return list(func.params[int(func.attrs["num_input"]) :])
 
 
-def weight_vars(weights: Iterable[Weight]) -> list[relax.Var]:
-    """Fresh variables for every stored array of the table."""
-    return [
-        relax.Var(name, relax.TensorType(shape, dtype)) for w in weights for name, (shape, dtype) in w.arrays().items()
-    ]
+def weight_vars(weights: Iterable[Weight], rows: tvm.tirx.PrimExpr) -> list[relax.Var]:
+    """Fresh variables for every stored array of the table; those of a gathered one have `rows` rows."""
+    made = []
+    for w in weights:
+        gathered = w.gathered_arrays()
+        for name, (shape, dtype) in w.arrays().items():
+            shape = (rows, *shape[1:]) if name in gathered else shape
+            made.append(relax.Var(name, relax.TensorType(shape, dtype)))
+    return made
 
 
 def rebuild(
@@ -220,7 +224,7 @@ def rebuild(
     for gv, func in functions:
         count = int(func.attrs["num_input"])
         old = weight_params(func)
-        new = old if weights is None else weight_vars(weights)
+        new = old if weights is None else weight_vars(weights, _rows_of(func))
         work = Rebuild(bb)
         with bb.function(gv.name_hint, [*func.params[:count], *new], attrs={"num_input": count}):
             with bb.dataflow():
@@ -236,6 +240,12 @@ def rebuild(
             bb.emit_func_output(output)
     mod = relax.transform.DeadCodeElimination()(bb.get())
     return state.with_mod(mod, **({} if weights is None else {"weights": weights}))
+
+
+def _rows_of(func: relax.Function) -> tvm.tirx.PrimExpr:
+    """The number of a function's rows, which is that of its first input: tokens, or what stands for them."""
+    first = func.params[0].ty
+    return first.shape[0] if isinstance(first, relax.TensorType) else tvm.tirx.Var("rows", "int64")
 
 
 def storage_bytes(func: relax.Function) -> list[int]:

@@ -64,7 +64,7 @@ def _parts(state: Lowering, weight: Weight, limit: int | None) -> list[Weight]:
     """The weight, or row ranges of one format each, with arrays of at most `limit` bytes."""
     if weight.parts:
         return [piece for part in weight.parts for piece in _parts(state, part, limit)]
-    if limit is None:
+    if limit is None or weight.gathered:
         return [weight]
     largest = _largest(stored(weight, state.scheme, state.layout))
     if largest <= limit:

@@ -87,7 +87,7 @@ def measure(opts: QualityOptions, progress: Progress) -> Report:
         text_sha256=hashlib.sha256(text.encode()).hexdigest(),
         window=len(windows[0]),
         variant=engine.variant,
-        bits_per_weight=8 * own.memory_plan.weights_bytes / _numbers(other),
+        bits_per_weight=8 * own.memory_plan.stored_bytes / _numbers(other),
         prefill=compare(prefill),
         decode=compare(decode),
     )

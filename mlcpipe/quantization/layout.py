@@ -8,6 +8,8 @@ are uint32[..., ceil(N/16), X, 4]: the bytes of 16 rows side by side; scales in 
 `rows32_pairs` is for GPUs that may lack float16: 32 adjacent invocations read one word of each of 32 rows. Two
 consecutive float16 numbers of a row form one uint32, the first in its lower half; odd rows are padded with 0.0.
 Blocks are as in `rows16`, with 32 rows.
+`row_words` is for rows that hosts gather: `row`, where numbers of 1 and 2 bytes fill uint32 along K, the first in the
+lowest bits; the last word is padded with 0.
 """
 
 from __future__ import annotations
@@ -45,10 +47,17 @@ class Layout:
     def _stored(self, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], str]:
         if self.pairs and dtype == "float16":
             shape, dtype = (*shape[:-1], -(-shape[-1] // 2)), "uint32"
+        if self.words and dtype in _WORD_PARTS:
+            shape, dtype = (*shape[:-1], -(-shape[-1] // _WORD_PARTS[dtype])), "uint32"
         extents = self._extents(shape[-2], shape[-1])
         if self.lanes and dtype in _WORD_PARTS:
             return (*shape[:-2], *extents[:-1], self.lanes // _WORD_PARTS[dtype]), "uint32"
         return (*shape[:-2], *extents), dtype
+
+    @property
+    def words(self) -> bool:
+        """Whether a row is whole words."""
+        return self.pairs and not self.lanes
 
     def vector_dtype(self, model_dtype: str) -> str:
         """The dtype in which vectors (norms, biases) are stored."""
@@ -67,6 +76,8 @@ class Layout:
         """
         check_shapes(packed, scheme.shapes(n, k, _experts(packed, 2)), f"{scheme.name} row")
         stored = {name: _paired(a) for name, a in packed.items()} if self.pairs else dict(packed)
+        if self.words:
+            stored = {name: _words(_padded(a, _WORD_PARTS.get(a.dtype.name, 1))) for name, a in stored.items()}
         return stored if self.lanes == 0 else {name: _words(self._interleave(a)) for name, a in stored.items()}
 
     def unrepack(self, scheme: Scheme, packed: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
@@ -75,10 +86,13 @@ class Layout:
         check_shapes(packed, self.shapes(scheme, n, k, lead), f"{scheme.name} {self.name}")
         known = scheme.shapes(n, k, lead)
         if self.lanes == 0:
-            rows = dict(packed)
+            parts = {name: known[name] for name in packed if known[name][1] in _WORD_PARTS and self.words}
+            rows = {**packed, **{name: packed[name].view(d)[..., : shape[-1]] for name, (shape, d) in parts.items()}}
         else:
-            parts = {name: a.view(known[name][1]) if known[name][1] in _WORD_PARTS else a for name, a in packed.items()}
-            rows = {name: self._separate(a, n) for name, a in parts.items()}
+            narrow = {
+                name: a.view(known[name][1]) if known[name][1] in _WORD_PARTS else a for name, a in packed.items()
+            }
+            rows = {name: self._separate(a, n) for name, a in narrow.items()}
         if not self.pairs:
             return rows
         return {
@@ -114,7 +128,7 @@ class Layout:
 
 
 def _words(a: Array) -> Array:
-    """int8[..., 16] -> uint32[..., 4], uint16[..., 16] -> uint32[..., 8]; other dtypes unchanged."""
+    """int8[..., 4 n] -> uint32[..., n], uint16[..., 2 n] -> uint32[..., n]; other dtypes unchanged."""
     return a.view("<u4") if a.dtype.name in _WORD_PARTS else a
 
 
@@ -122,9 +136,13 @@ def _paired(a: Array) -> Array:
     """float16[..., X] -> uint32[..., ceil(X / 2)]; other dtypes unchanged."""
     if a.dtype != np.float16:
         return a
-    if a.shape[-1] % 2:
-        a = np.concatenate([a, np.zeros((*a.shape[:-1], 1), a.dtype)], axis=-1)
-    return np.ascontiguousarray(a).view("<u4")
+    return np.ascontiguousarray(_padded(a, 2)).view("<u4")
+
+
+def _padded(a: Array, multiple: int) -> Array:
+    """[..., X], with zeros up to a multiple of columns."""
+    missing = -a.shape[-1] % multiple
+    return np.concatenate([a, np.zeros((*a.shape[:-1], missing), a.dtype)], axis=-1) if missing else a
 
 
 def _unpaired(a: Array, columns: int) -> Array:
@@ -139,7 +157,12 @@ def _experts(packed: Mapping[str, Array], dims: int) -> int | None:
     return None
 
 
-_LAYOUTS = (Layout("row"), Layout("rows16", lanes=16), Layout("rows32_pairs", lanes=32, pairs=True))
+_LAYOUTS = (
+    Layout("row"),
+    Layout("rows16", lanes=16),
+    Layout("rows32_pairs", lanes=32, pairs=True),
+    Layout("row_words", pairs=True),
+)
 
 
 def layout_names() -> tuple[str, ...]:

@@ -146,7 +146,9 @@ def _unsigned(byte: tirx.PrimExpr) -> tirx.PrimExpr:
 
 def _upper_half(layout: Layout, array: te.Tensor, lead: Sequence[Index], row: Index, column: Index) -> tirx.PrimExpr:
     """An element of an array of bfloat16 in float32."""
-    if layout.lanes:
+    if layout.words:
+        half = tirx.shift_right(array(*lead, row, column // 2), _shift(column % 2 * 16))
+    elif layout.lanes:
         block, x, lane = layout.locate(row, column)
         half = tirx.shift_right(array(*lead, block, x, lane // 2), _shift(lane % 2 * 16))
     else:
@@ -156,6 +158,8 @@ def _upper_half(layout: Layout, array: te.Tensor, lead: Sequence[Index], row: In
 
 def _byte(layout: Layout, array: te.Tensor, lead: Sequence[Index], row: Index, column: Index) -> tirx.PrimExpr:
     """An element of an array of int8."""
+    if layout.words:
+        return tirx.shift_right(array(*lead, row, column // 4), _shift(column % 4 * 8)).astype("int8")
     if not layout.lanes:
         return array(*lead, *layout.locate(row, column))
     block, x, lane = layout.locate(row, column)

@@ -6,12 +6,13 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi
+from numpy.typing import NDArray
 
 from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verify
 from mlcpipe.bundle.manifest import VariantInfo
@@ -60,7 +61,8 @@ class CompiledLibrary:
 class LoadedBundle:
     """A bundle ready to run: code and weights on their device.
 
-    `params` are the weights in the manifest's order.
+    `params` are the weights in the manifest's order. `tables` by name stay in the mapped file, with their first row
+    among `params`: see `serving/token_tables.py`.
     """
 
     manifest: Manifest
@@ -70,6 +72,7 @@ class LoadedBundle:
     context_length: int
     library: CompiledLibrary
     params: Any
+    tables: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def load_bundle(
@@ -102,10 +105,14 @@ def load_bundle(
             progress.stage(f"compile the kernels on {where.description}")
         where.prepare(library.module, running)
         weakref.finalize(library, where.release, library.module)
-        weights = make_weights(manifest, where) if make_weights else _load_weights(path, manifest, where, progress)
+        tables: dict[str, NDArray[Any]] = {}
+        if make_weights:
+            weights = make_weights(manifest, where)
+        else:
+            weights, tables = _load_weights(path, manifest, where, progress)
     return LoadedBundle(
         manifest, variant, where, running, context_length, library,
-        tvm_ffi.convert(list(weights.values())),
+        tvm_ffi.convert(list(weights.values())), tables,
     )  # fmt: skip
 
 
@@ -185,18 +192,22 @@ def _check_agrees(path: Path, manifest: Manifest, compiled: dict[str, Any]) -> N
         raise BundleError(f"manifest and library differ in {wrong[0]}", where=path, next_step="compile the model again")
 
 
-def _load_weights(path: Path, manifest: Manifest, device: Device, progress: Progress) -> dict[str, Any]:
-    """Parameter name -> tensor on the device, in the manifest's order."""
+def _load_weights(
+    path: Path, manifest: Manifest, device: Device, progress: Progress
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Parameter name -> tensor on the device, in the manifest's order; the mapped arrays of those that stay there."""
     arrays = open_params(path, manifest, preload="none" if device.on_host else "willneed")
     if not device.on_host:
         progress.stage(f"copy the weights to {device.description}")
-        progress.bytes_total(sum(arrays[info.name].nbytes for info in manifest.params))
-    tensors = {}
+        progress.bytes_total(manifest.memory_plan.weights_bytes)
+    tensors, tables = {}, {}
     for info in manifest.params:
         array = arrays[info.name]
+        if info.name in manifest.model.gathered:
+            tables[info.name], array = array, array[:1]
         tensors[info.name] = device.weights(array)
         progress.advance(array.nbytes)
-    return tensors
+    return tensors, tables
 
 
 def _choose_context_length(manifest: Manifest, wanted: int | None, device: Device) -> int:

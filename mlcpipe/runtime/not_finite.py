@@ -97,7 +97,8 @@ def _damaged_weight(bundle: LoadedBundle) -> str | None:
     """The first weight, or scale of a quantized one, that has NaN or infinity."""
     for info, tensor in zip(bundle.manifest.params, bundle.params):
         if info.dtype.startswith("float"):
-            numbers = tvm_runtime.array(bundle.device.read(tensor))
+            table = bundle.tables.get(info.name)
+            numbers = tvm_runtime.array(bundle.device.read(tensor)) if table is None else table
             # With a NaN, the largest and the smallest number are NaN.
             if numbers.size and not np.isfinite([numbers.max(), numbers.min()]).all():
                 return info.name

@@ -9,6 +9,7 @@ import ipaddress
 import json
 import logging
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from mlcpipe.server.off_loop import LONG_BYTES
 
 Scope = dict[str, Any]
 OPEN_PATHS = ("/health", "/v1/health")
+_OF_V1 = ("chat", "completions", "embeddings", "messages", "models", "rerank", "responses")
 MAX_BODY_BYTES = 32 << 20
 MAX_HELD_BYTES = 8 * MAX_BODY_BYTES  # of the bodies of all unanswered requests
 READ_S = 30.0  # for a head to come, and for a body
@@ -35,6 +37,9 @@ class Rules:
     keys             of the API, empty for public access
     host             that the server listens on, as its user wrote it
     loopback         whether only programs of this machine reach it
+    origins          of pages of other sites that may ask, where * stands for any characters
+    tls              the certificate and its key in PEM, None for HTTP
+    hosts            other names of the server: without a key it answers to no name that is unknown to it
     per_key          concurrent requests, None for any number
     shares_prompts   whether keys share computed and saved prompts
     adapter_folders  whose adapters clients may load, None for all folders
@@ -47,6 +52,21 @@ class Rules:
     max_body_bytes: int = MAX_BODY_BYTES
     shares_prompts: bool = False
     adapter_folders: Collection[Path] | None = None
+    origins: Collection[str] = ()
+    hosts: Collection[str] = ()
+    tls: tuple[Path, Path] | None = None
+
+    @cached_property
+    def origin_pattern(self) -> str:
+        """A regular expression for whole origins that may ask."""
+        return "|".join(re.escape(one.rstrip("/")).replace(r"\*", ".*") for one in self.origins)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of the server; beyond loopback also those of its machine."""
+        machine = socket.gethostname().lower()
+        own = () if self.loopback else (machine, machine.partition(".")[0] + ".local")
+        return frozenset(("localhost", self.host.lower(), *own, *(name.lower() for name in self.hosts)))
 
     @cached_property
     def owners(self) -> dict[bytes, str]:
@@ -76,7 +96,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
+        scope, started = _as_meant(scope), False
 
         async def watched(message: dict[str, Any]) -> None:
             nonlocal started
@@ -121,8 +141,8 @@ class Guard:
             self._active += Counter()  # drops keys without requests
 
     def _check_host(self, headers: dict[bytes, bytes], origins: list[bytes]) -> None:
-        """Refuse requests that a page of another site makes a browser send: foreign origins, if no key is required or
-        the server is for this machine only; in that case also other host names.
+        """Refuse requests that a page of another site makes a browser send, if no key is required or the server is for
+        this machine only: foreign origins, and names that somebody else may have made to resolve to this address.
         """
         rules = self._rules
         if rules.keys and not rules.loopback:
@@ -130,10 +150,16 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1")
         parts = _HOST.fullmatch(host)
         name = (parts[1] or parts[2]).lower() if parts is not None else ""
-        if rules.loopback and name not in ("localhost", rules.host.lower()) and not is_loopback(name):
-            raise ApiError(421, "this server answers to 127.0.0.1 and localhost alone", code="wrong_host")
-        if any(origin.decode("latin-1").partition("://")[2] != host for origin in origins):
-            raise ApiError(403, "pages of other sites may not ask", code="wrong_origin")
+        if name not in rules.names and not (is_loopback(name) if rules.loopback else _is_address(name)):
+            message = f"this server does not answer to the name {name[:100]!r}; serve --allow-host adds one"
+            raise ApiError(421, message, code="wrong_host")
+        for origin in (one.decode("latin-1") for one in origins):
+            if origin.partition("://")[2] != host and not (
+                rules.origins and re.fullmatch(rules.origin_pattern, origin)
+            ):
+                raise ApiError(
+                    403, "pages of other sites may not ask; serve --allow-origin admits one", code="wrong_origin"
+                )
 
     def _key(self, headers: dict[bytes, bytes]) -> bytes:
         given = headers.get(b"x-api-key", b"")
@@ -180,6 +206,14 @@ class Guard:
                 return b"".join(parts)
 
 
+def _as_meant(scope: Scope) -> Scope:
+    """With /v1 where a client's base URL lacks it, without a second slash, and HEAD as GET: uvicorn drops the body."""
+    path = "/" + scope["path"].lstrip("/")
+    if path.split("/")[1] in _OF_V1:
+        path = f"/v1{path}"
+    return {**scope, "path": path, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
+
+
 def namespace_of(owner: str, salt: str = "") -> str:
     """The namespace of prompts for a key's requests with this salt; "" for shared ones without salt."""
     whole = f"{owner}:{salt}" if owner or salt else ""
@@ -188,12 +222,19 @@ def namespace_of(owner: str, salt: str = "") -> str:
 
 def is_loopback(address: str) -> bool:
     """Whether this is a loopback IP address; names are not."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
+    if not _is_address(address):
         return False
+    found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _digest(key: str) -> bytes:

@@ -7,13 +7,16 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.adapters import Adapter
@@ -107,8 +110,11 @@ def serve(
     `create` makes the application, whose `state.service` will be the loaded service, and the guard around it.
     """
     app, guard = create(rules)
+    certificate, key = rules.tls or (None, None)
     config = uvicorn.Config(
-        guard,
+        _with_cors(guard, rules),
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
         http=partial(Connection, most=most_connections(), refused=guard.refused),  # type: ignore[arg-type]
         backlog=ACCEPTED_AT_ONCE,
         lifespan="off",
@@ -171,6 +177,27 @@ def serve(
         asyncio.run(run())
     if failure:
         raise failure[0]
+
+
+def _with_cors(guard: Guard, rules: Rules) -> Any:
+    """Let pages of allowed origins ask first, which browsers do without a key, and read answers, refusals too."""
+    if not rules.origins:
+        return guard
+    return CORSMiddleware(
+        cast(Any, guard), allow_origin_regex=rules.origin_pattern, allow_methods=["*"], allow_headers=["*"],
+        allow_private_network=True, expose_headers=["retry-after", "x-cache"],
+    )  # fmt: skip
+
+
+def check_tls(tls: tuple[Path, Path]) -> None:
+    """Raises UsageError for files that are no certificate with its key."""
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls)
+    except OSError as error:  # SSLError is one
+        raise UsageError(
+            "--tls-cert and --tls-key", where=tls[0], expected="a certificate in PEM and its key, without a password",
+            found=error.strerror or error,
+        ) from None  # fmt: skip
 
 
 @contextlib.contextmanager

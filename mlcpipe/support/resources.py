@@ -25,6 +25,11 @@ def native_path() -> Path:
     return _PACKAGE / "native"
 
 
+def compiled_path() -> Path:
+    """The folder of native code in a wheel for a platform; other installations have none."""
+    return _INSTALLED / "compiled"
+
+
 def demo_model_path() -> Path:
     """The embedded default checkpoint, a Hugging Face folder."""
     installed = _INSTALLED / "demo_model"

@@ -20,7 +20,7 @@ from mlcpipe.checkpoint.quantized_matrix import Parts, joined
 from mlcpipe.errors import CheckpointError
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.quantization.inputs import Inputs
-from mlcpipe.quantization.layout import Layout
+from mlcpipe.quantization.layout import Layout, load_layout
 from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
@@ -43,7 +43,8 @@ class Weight:
     vector, or the taps of a convolution, that no scheme rounds). `add` is added after joining. The packing pass sets
     `scheme` and `layout`. `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row.
     `rows` is the half-open row range that it takes of the joined sources (of each expert); None is all. `part_rows`
-    are the rows of each source of a joined matrix. `order`, int32[N] as bytes, are the rows of the joined sources in
+    are the rows of each source of a joined matrix. `gathered`: functions take the rows of their tokens alone, row 0 for
+    tokens beyond the table. `order`, int32[N] as bytes, are the rows of the joined sources in
     the order in which they are stored, if it is not their own. `columns`, int32[K] or [experts, K] as bytes, is the
     order in which columns are stored if it is not their own: an array of the weight, too. `parts` are the weights that
     a pass puts in its place, in order of its rows, where its sources are in several formats.
@@ -63,6 +64,7 @@ class Weight:
     order: bytes = b""
     columns: bytes = b""
     parts: tuple[Weight, ...] = ()
+    gathered: bool = False
 
     @property
     def experts(self) -> int | None:
@@ -80,6 +82,10 @@ class Weight:
         stem = self.name.removesuffix("weight")
         return {stem + part: value for part, value in shapes.items()}
 
+    def gathered_arrays(self) -> tuple[str, ...]:
+        """The stored arrays of which functions take rows: all but the order of columns."""
+        return tuple(n for n in self.arrays() if not n.endswith("q_columns")) if self.gathered and self.layout else ()
+
     @property
     def nbytes(self) -> int:
         """Bytes of the stored arrays."""
@@ -93,9 +99,9 @@ class Weight:
         return int(self.nbytes * self.reads)
 
 
-def weight_table(params: Iterable[tuple[str, nn.Parameter]]) -> list[Weight]:
-    """The table of a model definition, before any pass."""
-    return [_weight(name, param) for name, param in params]
+def weight_table(params: Iterable[tuple[str, nn.Parameter]], gathers: bool = False) -> list[Weight]:
+    """The table of a model definition, before any pass; with `gathers` hosts gather the rows of tables by token."""
+    return [replace(_weight(name, param), gathered=gathers and "by_token" in param.attrs) for name, param in params]
 
 
 def _weight(name: str, param: nn.Parameter) -> Weight:
@@ -132,7 +138,11 @@ def _joined_order(weights: Sequence[Weight]) -> bytes:
 
 
 def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
-    """The weight in its stored form: packed in `layout` by its own scheme, else by `scheme` or none; or a vector."""
+    """The weight in its stored form: packed in `layout` by its own scheme, else by `scheme` or none; or a vector.
+
+    A table whose rows are gathered has a layout of its own.
+    """
+    layout = load_layout("row_words") if weight.gathered else layout
     if weight.scheme is not None:
         return replace(weight, layout=layout)
     if weight.kind == "float32":

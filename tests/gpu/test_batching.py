@@ -16,7 +16,7 @@ from tests.gpu.conftest import Gpu
 from tests.models import tiny
 from tests.models.stepping import Alone, Steps
 
-# Plain layers, sliding layers beside others, experts; without subgroups, and with those of the device; pages in int8.
+# Plain layers, sliding layers beside others, experts, delta nets; without subgroups, and with those of the device; pages in int8.
 CASES = (
     pytest.param("llama-q4f16_1-auto-plain", marks=pytest.mark.everything),
     pytest.param("gemma2-q0f32-auto-plain", marks=pytest.mark.everything),
@@ -25,6 +25,7 @@ CASES = (
     pytest.param("llama-q4f16_1-q8-plain", marks=pytest.mark.everything),
     "gemma2-q0f32-q8-suited",
     pytest.param("llama-q4f16_1-q8-half", marks=pytest.mark.everything),
+    pytest.param("qwen3_5_text-q0f32-auto-plain", marks=pytest.mark.everything),
 )
 LENGTHS = (1, 33, 17, 40, 16)
 ANSWER = 5

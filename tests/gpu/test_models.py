@@ -73,9 +73,14 @@ def test_a_family_equals_transformers(family: str, gpu: Gpu, tmp_path: Path) -> 
     assert found.token_ids == tiny.reference_greedy(case, prompt)
 
 
-@pytest.mark.parametrize("family", [pytest.param("gemma2", marks=pytest.mark.everything), "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(name, marks=pytest.mark.everything) for name in ("gemma2", "gemma4_text")), "qwen3_moe"]
+)
 def test_int4_equals_the_cpu_engine(family: str, gpu: Gpu, tmp_path: Path) -> None:
-    """By the target that suits the device: one that knows the size of its subgroups, where there is one."""
+    """By the target that suits the device: one that knows the size of its subgroups, where there is one.
+
+    Gemma 4's table of rows for each layer stays on the host.
+    """
     case = tiny.TinyCase(family, "default")
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
     on_gpu = _engine(checkpoint, CHUNKS.format(gpu.suited), tmp_path / "gpu")
@@ -86,6 +91,18 @@ def test_int4_equals_the_cpu_engine(family: str, gpu: Gpu, tmp_path: Path) -> No
     np.testing.assert_allclose(on_gpu.logits(tokens), expected, rtol=0, atol=bound)
     steps = on_gpu.logits_stepwise(tokens, prefill_tokens=PREFILL)
     np.testing.assert_allclose(steps, expected[PREFILL - 1 :], rtol=0, atol=bound)
+    gathered, plan = on_gpu.manifest.model.gathered, on_gpu.manifest.memory_plan
+    assert [name.split(".")[-2:] for name in gathered] == (
+        [["table", "q_weight"], ["table", "q_scale"]] if family == "gemma4_text" else []
+    )
+    assert plan.stored_bytes == sum(tensor_bytes(info.shape, info.dtype) for info in on_gpu.manifest.params)
+    assert plan.host_bytes == sum(
+        tensor_bytes(info.shape, info.dtype) for info in on_gpu.manifest.params if info.name in gathered
+    )
+
+
+def tensor_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
 
 
 def test_512_greedy_tokens_with_several_parts_of_keys(gpu: Gpu, tmp_path: Path) -> None:

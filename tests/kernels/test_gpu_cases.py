@@ -9,21 +9,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlcpipe.compiler.backends.nvrtc.nvrtc import Nvrtc
 from mlcpipe.devices import cuda, vulkan
 from mlcpipe.targets import load_target
 from tests.cuda import emulation as cuda_emulation
+from tests.kernels.cases.gated_delta import numbers_of
 from tests.kernels.cases.gpu import CASES, attention, experts, matmul, norm, page_attention
+from tests.kernels.cases.gpu.case import Array
+from tests.kernels.cases.short_conv import Part, step_of
 from tests.kernels.devices import cuda as nvidia
 from tests.kernels.devices import cuda_emulated
 from tests.kernels.devices import vulkan as vulkan_device
 from tests.once import Once
 from tests.vulkan.watch import watching
+from tir_schedules.delta_shape import DeltaShape
 from tir_schedules.gpu.attention.attend_few import attend_few
 from tir_schedules.gpu.attention.key_split import KeySplit
 from tir_schedules.gpu.attention.pages import AttentionShape
+from tir_schedules.gpu.gated_delta import gated_delta
+from tir_schedules.step_layout import POSITION
 
 pytestmark = pytest.mark.full  # devices, drivers, other compilers
 ROOT = Path(__file__).parents[2]
@@ -124,6 +131,27 @@ def test_vulkan_equals_numpy(name: str, gpu: vulkan.Device) -> None:
         pytest.skip("this device has no VK_EXT_subgroup_size_control")
     lanes = max(8, gpu.limits["min_subgroup_size"])
     vulkan_device.check(CASES[name], vulkan_device.knobs(lanes, shuffled=True))
+
+
+@pytest.mark.parametrize("borders", [(16, 70), (32, 48, 70)])
+def test_chunks_of_delta_rules_have_the_bits_of_the_whole_prompt(borders: tuple[int, ...], gpu: vulkan.Device) -> None:
+    """Where a prompt is cut between pages."""
+    shape = DeltaShape(1, 2, 16, 32, "float32", many=True)
+    qkv, ba, *rates, state = numbers_of(shape, [Part(70)])
+    module = vulkan_device.module({"main": gated_delta(shape)})
+
+    def computed(ends: tuple[int, ...]) -> tuple[Array, Array]:
+        kept, parts, begin = state, [], 0
+        for end in ends:
+            step = step_of([Part(end - begin, 1 if begin else -1, 1)])
+            step[step[POSITION] :][: end - begin] = range(begin, end)
+            y = np.full((end - begin, 64), np.nan, np.float32)
+            *_, kept, y = vulkan_device.run(module, "main", qkv[begin:end], ba[begin:end], *rates, step, kept, y)
+            parts, begin = [*parts, y], end
+        return np.concatenate(parts), kept[1]
+
+    for found, expected in zip(computed(borders), computed((70,))):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.everything

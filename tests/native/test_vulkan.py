@@ -17,10 +17,14 @@ import numpy as np
 import psutil
 import pytest
 
+pytest.importorskip("torch", reason="a checkpoint is written by torch")
+pytest.importorskip("transformers", reason="a checkpoint is a transformers model")
+
 import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.bundle import read_manifest
 from tests.conftest import QUICK, TinyLlama, write_llama
+from tests.models import tiny
 from tests.native.conftest import private_cache
 from tests.native.engine import CANCELLED, RESOURCE, TARGET, USAGE, Answer, NativeEngine, NativeError, Runtime
 from tests.native.prompts import GREEDY, SETTINGS, prompt
@@ -132,6 +136,36 @@ def test_a_saved_chat_goes_on(kv_cache_dtype: str, vulkan_runtime: Runtime, copy
     on_cpu = vulkan_runtime.open(copy_of(cpu), threads=2)
     assert (on_cpu.device, on_cpu.restore(tmp_path / "native")) == ("cpu", CHAT)
     assert on_cpu.generate(turn, max_tokens=1).tokens == goes_on.tokens[:1]
+
+
+def test_rows_of_tables_are_gathered(vulkan_runtime: Runtime, copy_of: Copy, tmp_path: Path) -> None:
+    """Gemma 4's for each layer, of which the device has none but those of a step; also in a batch."""
+    case = tiny.TinyCase("gemma4_text", "default")
+    checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
+    bundle = mlcpipe.compile(
+        checkpoint, target="vulkan", output=tmp_path / "bundle", quantization="q0f32", context_length=128
+    )
+    python, copy = Engine(bundle), copy_of(bundle)
+    assert python.manifest.model.gathered == ("model.per_layer.table.weight",)
+    tokens = tiny.prompt_tokens(case, 40)
+    native, logits = vulkan_runtime.open(copy), python.logits(tokens)
+    np.testing.assert_allclose(logits, tiny.reference_logits(case, tokens), rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(native.logits(tokens), logits)
+    expected = python.generate(tokens, sampling=SETTINGS["greedy"], max_tokens=12, ignore_eos=True).token_ids
+    assert native.generate(tokens, SETTINGS["greedy"], max_tokens=12).tokens == expected
+    native.close()
+    several = vulkan_runtime.open(copy, sequences=2)
+    answers = [several.submit(tokens[:length], SETTINGS["greedy"], max_tokens=12) for length in (40, 20)]
+    while several.step():
+        pass
+    shorter = python.generate(tokens[:20], sampling=SETTINGS["greedy"], max_tokens=12, ignore_eos=True).token_ids
+    assert [one.tokens for one in answers] == [expected, shorter]
+    several.close()
+    manifest = json.loads((copy / "mlcpipe.json").read_text())
+    manifest["model"]["gathered"].append("model.norm.weight")
+    (copy / "mlcpipe.json").write_text(json.dumps(manifest))
+    with pytest.raises(NativeError, match="field gathered .* expected parameters that are matrices, each once"):
+        vulkan_runtime.open(copy)
 
 
 def test_the_plan_refuses_in_words(bundle: Path, vulkan_runtime: Runtime) -> None:

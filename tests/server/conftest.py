@@ -55,7 +55,7 @@ def running_server(
         assert process.stderr is not None
         for line in process.stderr:
             lines.append(line)
-            if match := re.search(r"http://\S+:\d+(?=  \()", line):
+            if match := re.search(r"https?://\S+:\d+(?=  \()", line):
                 found.append(match[0])
                 came.set()
         came.set()

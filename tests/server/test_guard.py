@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -35,10 +38,41 @@ def guarded(demo_bundle: Path) -> Iterator[Running]:
 
 
 def test_what_fits_is_said(demo_bundle: Path) -> None:
-    with running_server(demo_bundle, "--sequences", 3, "--context", 512, "--host", "0.0.0.0") as server:
+    with running_server(demo_bundle, "--sequences", 3, "--context", 512, "--host", "0.0.0.0", "--no-key") as server:
         said = "".join(server.lines)
         assert "the KV cache holds 3 x 512 tokens" in said
-        assert "warning: everybody who reaches 0.0.0.0 may use the model: set --api-key" in said
+        assert "warning: everybody who reaches 0.0.0.0 may use the model" in said
+
+
+EXTENSION = {"origin": "chrome-extension://abc"}
+
+
+def test_pages_that_are_allowed_ask_over_tls(demo_bundle: Path, certificate: tuple[Path, Path]) -> None:
+    """A browser asks first, without the key; it reads refusals as well."""
+    options = ("--api-key", KEY, "--tls-cert", certificate[0], "--tls-key", certificate[1])
+    with running_server(demo_bundle, *options, "--allow-origin", "chrome-extension://*", "--threads", 1) as server:
+        assert server.url.startswith("https://")
+        asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        with httpx2.Client(base_url=server.url, verify=ssl.create_default_context(cafile=certificate[0])) as client:
+            first = client.options(CHAT, headers={**EXTENSION, **asked})
+            assert first.status_code == 200 and "authorization" in first.headers["access-control-allow-headers"]
+            refused = client.post(CHAT, json=SHORT, headers=EXTENSION)
+            answer = client.post(CHAT, json=SHORT, headers={**EXTENSION, "x-api-key": KEY.encode()})
+            evil = client.post(CHAT, json=SHORT, headers={"origin": "https://evil.example", "x-api-key": KEY.encode()})
+    assert [one.status_code for one in (refused, answer, evil)] == [401, 200, 403]
+    named = [one.headers.get("access-control-allow-origin") for one in (first, refused, answer, evil)]
+    assert named == [*[EXTENSION["origin"]] * 3, None]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Of 127.0.0.1, signed by itself."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("no openssl")
+    pair = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([openssl, *words.split(), "-out", pair[0], "-keyout", pair[1]], check=True, capture_output=True)
+    return pair
 
 
 def metric(client: httpx2.Client, name: str) -> float:
@@ -78,6 +112,8 @@ def test_health_is_open(guarded: Running) -> None:
     for path in ("/health", "/v1/health"):
         answer = httpx2.get(guarded.url + path)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        head = httpx2.head(guarded.url + path)
+        assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "15")
 
 
 def test_pages_of_other_sites_are_refused(client: httpx2.Client, server: Running) -> None:

@@ -35,7 +35,22 @@ def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path:
     script(tmp_path / "pacman", "exit 0")
     with pytest.raises(TargetError, match="pacman -S gcc vulkan-headers"):
         vulkan_plugin.find_compiler()
-    assert vulkan_plugin.built() is None
+    with pytest.raises(TargetError):
+        vulkan_plugin.check()
+
+
+@linux
+def test_the_plugin_of_a_wheel_is_taken_if_it_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One of other sources, or for another TVM, is not: the error says so where none can be compiled."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("mlcpipe.support.compiled.compiled_path", lambda: tmp_path)
+    plugin = tmp_path / f"vulkan-{vulkan_plugin.digest()}.so"
+    plugin.touch()
+    vulkan_plugin.check()
+    assert vulkan_plugin.build() == plugin and vulkan_plugin.origin() == f"of the wheel, {plugin}"
+    monkeypatch.setattr(vulkan_plugin, "version", lambda name: "0.1.15")
+    with pytest.raises(TargetError, match="found the wheel's plugin is of other sources, or for another TVM; apt-get"):
+        vulkan_plugin.build()
 
 
 @linux

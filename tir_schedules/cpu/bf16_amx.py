@@ -1,6 +1,6 @@
 """Prefill rows times a packed weight with Intel's tile registers (AMX): 32 rows by 32 columns of y at a time.
 
-x and the weights become bfloat16, each number off by at most 1/256 of itself: less than int8 with a scale for 32 loses,
+x and the weights become bfloat16, each number off by at most 1/256: less than int8 with a scale for 32 loses,
 and outliers cost their neighbors nothing. A tile of float32 sums runs over `DEPTH` of K, so that nothing has to be
 scaled on the way, as sums of bytes with a scale for 32 of K would be: half tiles, whose sums go through memory after
 every 16 cycles, reach a quarter of the peak of bytes at best, and bfloat16 has half of it.

@@ -1,4 +1,5 @@
-"""The gated delta rule for GPUs: rows one after the other, heads and columns of their states side by side.
+"""The gated delta rule for GPUs: rows one after the other, heads and columns of their states side by side; prompts by
+chunks where these fit (`delta_chunks.py`).
 
 A workgroup has up to 32 columns of a head's state in registers, some rows of each column in every invocation, and reads
 and writes them once in a step. See `delta_shape.py`.
@@ -11,6 +12,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, f32, put
 from tir_schedules.delta_shape import EPS, DeltaShape, Inputs
+from tir_schedules.gpu.delta_chunks import fits, gated_delta_chunks
 from tir_schedules.gpu.kernel import barrier, keep, launch, local, pin, shared
 
 _SEQUENCES = 64  # that have workgroups of their own
@@ -18,6 +20,11 @@ _SEQUENCES = 64  # that have workgroups of their own
 
 def gated_delta(shape: DeltaShape) -> tirx.PrimFunc:
     """The kernel that `DeltaShape` describes."""
+    return gated_delta_chunks(shape) if fits(shape) else gated_delta_rows(shape)
+
+
+def gated_delta_rows(shape: DeltaShape) -> tirx.PrimFunc:
+    """The same, row by row."""
     columns, blocks = shape.columns, shape.value_dim // shape.columns
     parts = next(n for n in (8, 4, 2, 1) if shape.key_dim % n == 0)
 

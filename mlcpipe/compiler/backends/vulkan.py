@@ -23,9 +23,9 @@ NATIVE_SOURCES, NATIVE_SYSTEMS = native_path() / "vulkan", ("android", "linux")
 
 
 def find(target: Target) -> DeviceLibrary:
-    """Find the linker for the target's machine, and a compiler for TVM's plugin. Raises CompileError without one."""
+    """Find the linker for the target's machine, and TVM's plugin or a compiler for it. Raises CompileError."""
     try:
-        vulkan_plugin.find_compiler()
+        vulkan_plugin.check()
     except TargetError as error:
         raise CompileError(error.what, expected=error.expected, found=error.found, next_step=error.next_step) from error
     linker, archiver = find_linker(triple(target)), find_archiver() if target.archive else None

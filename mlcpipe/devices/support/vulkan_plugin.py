@@ -1,15 +1,13 @@
-"""TVM's device API for Vulkan, compiled from `mlcpipe/native/vulkan` on first use and kept in the cache.
+"""TVM's device API for Vulkan, from `mlcpipe/native/vulkan`: TVM's wheel has no Vulkan runtime.
 
-TVM's wheel has no Vulkan runtime. The plugin is compiled where it runs, against the installed TVM: a wheel with it
-would be bound to one platform, one C++ library and one TVM, and an install hook would need TVM (150 MB) in its build
-environment. A change of sources, compiler or TVM changes the file's name, so none is ever stale.
+Wheels for Linux bring it compiled for the one TVM that they ask for. Elsewhere, as in a source tree, it is compiled on
+first use and kept in the cache. A change of sources, compiler or TVM changes the file's name, so none is ever stale.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import importlib.util
 import os
 import secrets
@@ -24,6 +22,7 @@ from filelock import FileLock
 
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import TargetError
+from mlcpipe.support import compiled
 from mlcpipe.support.env import env
 from mlcpipe.support.private import check_private, private_folder
 from mlcpipe.support.resources import native_path
@@ -33,6 +32,7 @@ _NATIVE = native_path()
 _SOURCES = _NATIVE / "vulkan"
 _SHIM = _NATIVE / "tvm_shim" / "include"
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+PLUGIN = "vulkan"  # the start of the wheel's file
 _PROBE = "#include <vulkan/vulkan.h>\n#if __cplusplus < 202002L\n#error C++20\n#endif\n"
 # Package manager -> its packages.
 _INSTALL = {
@@ -71,7 +71,10 @@ def find_compiler() -> Compiler:
         if _run((path, "-std=c++20", "-x", "c++", "-E", "-"), _PROBE) is not None:
             return Compiler(path, (words.splitlines() or ["unknown"])[0])
     lacks = "Vulkan's headers, or a C++20 compiler newer than this one" if found else "a C++ compiler"
-    raise TargetError("the Vulkan plugin cannot be compiled", expected=lacks, next_step=install_command())
+    raise TargetError(
+        "the Vulkan plugin cannot be compiled", expected=lacks, found=_other_plugin() or None,
+        next_step=install_command(),
+    )  # fmt: skip
 
 
 def install_command() -> str:
@@ -80,20 +83,44 @@ def install_command() -> str:
     return _INSTALL[manager]
 
 
-def built() -> Path | None:
-    """The plugin that `load` would use, if it is compiled already."""
-    try:
-        path = _path(find_compiler())
-    except TargetError:
-        return None
-    return path if path.exists() else None
+def of_wheel() -> Path | None:
+    """The plugin that the wheel brought, if it is of these sources and for the installed TVM."""
+    return compiled.compiled(PLUGIN, digest(), ".so")
+
+
+def digest() -> str:
+    """What a plugin for Python is made from: sources and the versions of TVM."""
+    sources = sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cc"), *_SHIM.rglob("*.h")])
+    return compiled.digest_of(sources, [f"{name} {version(name)}" for name in ("apache-tvm", "apache-tvm-ffi")])
+
+
+def check() -> None:
+    """Raises TargetError if there is no plugin and nothing that compiles it."""
+    if of_wheel() is None:
+        find_compiler()
+
+
+def origin() -> str:
+    """Where the plugin is from, for people. Raises TargetError as `build` does."""
+    path = build()
+    if path == of_wheel():
+        return f"of the wheel, {path}"
+    return f"{path}, compiled here{f': {other}' if (other := _other_plugin()) else ''}"
+
+
+def _other_plugin() -> str:
+    if compiled.unfit(PLUGIN, ".so"):
+        return "the wheel's plugin is of other sources, or for another TVM"
+    return ""
 
 
 def build() -> Path:
-    """Compile the plugin if necessary. Raises TargetError.
+    """The wheel's plugin, or one compiled here, if necessary now. Raises TargetError.
 
     Several processes may call it at once: one compiles, the others wait for it.
     """
+    if (found := of_wheel()) is not None:
+        return found
     compiler = find_compiler()
     path = _path(compiler)
     if path.exists():
@@ -115,26 +142,21 @@ def load() -> None:
     On a machine without Vulkan it loads, too, without devices.
     """
     path = build()
-    check_private(path, env().cache_dir, TargetError)
+    if path != of_wheel():
+        check_private(path, env().cache_dir, TargetError)
     tvm_runtime.load()
     try:
         ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         raise TargetError(
-            "the Vulkan plugin does not load", where=path, found=error, next_step="delete it, it is compiled again"
+            "the Vulkan plugin does not load", where=path, found=error, next_step="delete it, one is compiled then"
         ) from error
     tvm_runtime.function("mlcpipe.vulkan.configure")(str(folder()), env().vulkan_validation)
 
 
 def _path(compiler: Compiler) -> Path:
-    digest = hashlib.sha256()
-    for source in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cc"), *_SHIM.rglob("*.h")]):
-        digest.update(f"{source.name}\0{source.stat().st_size}\0".encode())
-        digest.update(source.read_bytes())
-    words = [compiler.path, compiler.version, *_FLAGS, *map(str, _packages())]
-    words += [f"{name} {version(name)}" for name in ("apache-tvm", "apache-tvm-ffi")]
-    digest.update("\0".join(words).encode())
-    return folder() / f"plugin-{digest.hexdigest()[:24]}.so"
+    words = [digest(), compiler.path, compiler.version, *_FLAGS, *map(str, _packages())]
+    return folder() / f"plugin-{compiled.digest_of((), words)}.so"
 
 
 def _packages() -> tuple[Path, Path]:

@@ -114,14 +114,14 @@ Prepared::~Prepared() {
 
 const Tensor& Reused::Put(const Tensor& host) {
   if (device_->on_host()) return view_ = host;
-  const int64_t count = host->shape[0];
+  const int64_t rows = host->shape[0], count = host.Shape().Product();
   if (!whole_.defined() || whole_->shape[0] < count) {
     int64_t room = 64;
     while (room < count) room *= 2;
     whole_ = device_->Empty({room}, host->dtype);
     view_ = Tensor();
   }
-  if (!view_.defined() || view_->shape[0] != count) view_ = whole_.CreateView({count}, host->dtype);
+  if (!view_.defined() || view_->shape[0] != rows) view_ = whole_.CreateView(tvm::ffi::Shape(host.Shape()), host->dtype);
   view_.CopyFrom(host);
   return view_;
 }

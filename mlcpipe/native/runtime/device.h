@@ -89,7 +89,8 @@ class Reused {
  public:
   explicit Reused(const Device& device) : device_(&device) {}
 
-  // The numbers of a tensor of the host in a tensor of the device, until the next call; on the host that tensor.
+  // The numbers of a tensor of the host in a tensor of the device, until the next call; on the host that tensor. All have
+  // the same number of columns.
   const tvm::runtime::Tensor& Put(const tvm::runtime::Tensor& host);
 
  private:

@@ -67,11 +67,11 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
   manifest_.Verify(index.shards());
   library_.emplace(manifest_, variant_, options.code ? options.code : ProgramCode(), device_);
   prepared_.emplace(device_, library_->module(), options.cache);
-  auto params = device_.PutAll(index.Map());
+  TokenTables weights(manifest_, device_, index.Map());
   if (options.sequences) {
-    batch_.emplace(manifest_, device_, *library_, std::move(params), plan_, options.sequences, &cancelled_);
+    batch_.emplace(manifest_, device_, *library_, std::move(weights), plan_, options.sequences, &cancelled_);
   } else {
-    model_.emplace(manifest_, device_, *library_, std::move(params), plan_, &cancelled_);
+    model_.emplace(manifest_, device_, *library_, std::move(weights), plan_, &cancelled_);
   }
   SetThreads(options.threads ? options.threads : DefaultThreads(), options.threads || !device_.on_host());
   load_s_ = Seconds(began_);

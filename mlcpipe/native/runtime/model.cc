@@ -62,14 +62,14 @@ std::vector<serving::PageGroup> GroupsOf(const StateTable& table, const Units& u
   return groups;
 }
 
-Model::Model(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
-             const Plan& plan, const int* cancelled)
+Model::Model(const Manifest& manifest, const Device& device, const Library& library, TokenTables weights, const Plan& plan,
+             const int* cancelled)
     : manifest_(manifest),
       device_(device),
       plan_(plan),
       decode_(library.Get("decode")),
       prefill_(library.Get("prefill")),
-      params_(std::move(params)),
+      weights_(std::move(weights)),
       states_(MakeStates(manifest.states, device, plan.units)),
       cancelled_(cancelled),
       sampler_(device, library, manifest.model.vocab_size, 1),
@@ -193,7 +193,7 @@ void Model::ComputePrompt(int64_t count, const Tensor& rows, const Tensor& logit
   Compute(count, [&](const Tensor& step) {
     const Watch watch(cancelled_, count);
     mlcpipe_pool_begin_step(step_threads_, INT64_MAX);
-    prefill_(device_.Put(ids), device_.Put(rows), device_.Put(step), logits, states_, params_);
+    prefill_(device_.Put(ids), device_.Put(rows), device_.Put(step), logits, states_, weights_.For(ids));
     device_.Wait();  // so that a cancel waits for one chunk, not for all
   });
 }
@@ -202,7 +202,7 @@ int32_t Model::Decode(int32_t token, Row* drawn) {
   *Data<int32_t>(id_) = token;
   Compute(1, [&](const Tensor& step) {
     const DecodeStep timed(step_threads_, 1);
-    decode_(id_on_device_.Put(id_), step_on_device_.Put(step), decode_logits_, states_, params_);
+    decode_(id_on_device_.Put(id_), step_on_device_.Put(step), decode_logits_, states_, weights_.For(id_));
   });
   return Draw(decode_logits_, drawn);
 }

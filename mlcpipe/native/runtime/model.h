@@ -19,6 +19,7 @@
 #include "sampler.h"
 #include "serving/prefix_tree.h"
 #include "step.h"
+#include "token_tables.h"
 
 namespace mlcpipe {
 
@@ -43,7 +44,7 @@ class Model {
  public:
   // Takes the memory that was planned. A forward ends with kCancelled soon after `*cancelled` is not 0.
   Model(const Manifest& manifest, const Device& device, const Library& library,
-        tvm::ffi::Array<tvm::runtime::Tensor> params, const Plan& plan, const int* cancelled);
+        TokenTables weights, const Plan& plan, const int* cancelled);
 
   // Makes `tokens` the current sequence, computing only what the pages lack. Returns the next token. Throws kUsage for ids
   // outside the vocabulary and when the context is full, kCompute where logits are not finite, kCancelled.
@@ -78,7 +79,8 @@ class Model {
   const Device& device_;
   const Plan& plan_;
   tvm::ffi::Function decode_, prefill_;
-  tvm::ffi::Array<tvm::runtime::Tensor> params_, states_;
+  TokenTables weights_;
+  tvm::ffi::Array<tvm::runtime::Tensor> states_;
   const int* cancelled_;
   mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
   std::optional<serving::PagePool> pool_;

@@ -35,5 +35,6 @@
 #include "serving/scheduler.cc"
 #include "static_code.cc"
 #include "step.cc"
+#include "token_tables.cc"
 #include "units.cc"
 #include "workspace.cc"

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -57,16 +58,21 @@ void VulkanModule::Prepare(int index, int threads) {
   std::vector<Program*> programs;
   for (auto& [name, program] : programs_) programs.push_back(program.get());
   std::atomic<size_t> next{0};
-  std::exception_ptr error;
+  std::optional<ffi::Error> error;  // no exception_ptr: wheels run with versions of libstdc++ that lack its functions
   std::mutex error_mutex;
+  auto keep = [&](const ffi::Error& found) {
+    std::lock_guard<std::mutex> lock(error_mutex);
+    if (!error.has_value()) error = found;
+    next = programs.size();
+  };
   auto work = [&] {
     for (size_t i = next++; i < programs.size(); i = next++) {
       try {
         programs[i]->For(index, device);
-      } catch (...) {
-        std::lock_guard<std::mutex> lock(error_mutex);
-        if (error == nullptr) error = std::current_exception();
-        next = programs.size();
+      } catch (const ffi::Error& found) {
+        keep(found);
+      } catch (const std::exception& found) {
+        keep(ffi::Error("RuntimeError", std::string("vulkan: ") + found.what(), ""));
       }
     }
   };
@@ -79,12 +85,12 @@ void VulkanModule::Prepare(int index, int threads) {
   }
   work();
   for (std::thread& worker : workers) worker.join();
-  if (error == nullptr) return;
+  if (!error.has_value()) return;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     --users_[index];
   }
-  std::rethrow_exception(error);
+  throw *error;
 }
 
 void VulkanModule::Release(int index) {

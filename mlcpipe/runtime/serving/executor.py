@@ -22,6 +22,7 @@ from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_span
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.sequence import Sequence
 from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
+from mlcpipe.runtime.serving.token_tables import TokenTables
 from tir_schedules.step_layout import PAGE
 
 UnitBytes = NDArray[np.int8]  # int8[n, unit_bytes] of a state
@@ -79,6 +80,7 @@ class Executor:
             # The logits of a forward of each kind, which one step computes in turn.
             self._logits, self._most_rows = [self._empty(first_rows or decode_rows) for _ in range(2)], decode_rows
             self._decode_logits: dict[int, Any] = {}  # views of the first, by rows
+            self._tables = TokenTables(bundle)
             self._begin = step_threads(bundle.library.module if self._device.on_host else None)
             self._decode_ids, self._decode_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
@@ -158,15 +160,17 @@ class Executor:
         if (logits := self._decode_logits.get(len(tokens))) is None:
             logits = self._decode_logits[len(tokens)] = self._logits_of(0, len(tokens))
         self.hidden_rows = {}
+        params, gathered = self._tables.decode(tokens)
+        key = ids, step, *gathered
         if any(one.sequence.request.adapter for one in rows):
-            launch = partial(self._adapted, len(tokens), self._decode_adapted, (ids,), step, logits)
-            return Forward(launch, (ids, step, "adapted"))
+            launch = partial(self._adapted, len(tokens), self._decode_adapted, (ids,), step, logits, params)
+            return Forward(launch, (*key, "adapted"))
         if self.hidden is not None:
             self.hidden_rows = _rows_of((one.sequence, one.sequence.computed, len(one.tokens)) for one in rows)
             inputs = ids, tvm_runtime.view(self.hidden, (len(tokens), self.hidden.shape[1]))
-            launch = partial(self._forward, len(tokens), self._decode_hidden, inputs, step, logits)
-            return Forward(launch, (ids, step, "hidden"))
-        return Forward(partial(self._forward, len(tokens), self._decode, (ids,), step, logits), (ids, step))
+            launch = partial(self._forward, len(tokens), self._decode_hidden, inputs, step, logits, params)
+            return Forward(launch, (*key, "hidden"))
+        return Forward(partial(self._forward, len(tokens), self._decode, (ids,), step, logits, params), key)
 
     def prefill(self, rows: abc.Sequence[PrefillRows], *, all_rows: bool = False) -> Forward:
         """The forward of prefill rows; logits of the last row of each, for each of its `drawing`, or of all rows."""
@@ -182,18 +186,18 @@ class Executor:
         ):  # kernels need a row: a GPU's cannot launch without, a CPU's would read the row before the first
             wanted = np.zeros(1, np.int32)
         ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
-        step = self._step.fill(prefill_spans(rows))
+        step, params = self._device.tensor(self._step.fill(prefill_spans(rows))), self._tables.prompts(tokens)
         logits = self._empty(len(wanted)) if all_rows else self._logits_of(1, len(wanted))
         self.prompt_hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
-            launch = partial(self._adapted, -1, self._prefill_adapted, ids, self._device.tensor(step), logits)
+            launch = partial(self._adapted, -1, self._prefill_adapted, ids, step, logits, params)
             return Forward(launch, None)
         function = self._prefill
         if self.hidden_of_prompts is not None and not all_rows:
             self.prompt_hidden_rows = _rows_of((one.sequence, one.begin, one.rows) for one in rows)
             width = self.hidden_of_prompts.shape[1]
             function, ids = self._prefill_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
-        return Forward(partial(self._forward, -1, function, ids, self._device.tensor(step), logits), None)
+        return Forward(partial(self._forward, -1, function, ids, step, logits, params), None)
 
     def _logits_of(self, kind: int, rows: int) -> Any:
         """Logits f32[rows, V] of a forward: 0 decode, 1 prefill."""
@@ -204,16 +208,16 @@ class Executor:
     def _empty(self, rows: int) -> Any:
         return tvm_runtime.empty((rows, self._vocab), "float32", self._device.handle)
 
-    def _forward(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, *adapters: Any) -> Any:
+    def _forward(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, *weights: Any) -> Any:
         """Launch a forward; `rows` of a decode step, -1 of prompts."""
         self._begin(rows)
-        function(*ids, step, logits, self.states, *adapters, self.bundle.params)
+        function(*ids, step, logits, self.states, *weights)
         self._begin(0)
         return logits
 
-    def _adapted(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
+    def _adapted(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, params: Any) -> Any:
         assert self.adapters is not None
-        return self._forward(rows, function, ids, step, logits, self.adapters.tensors)
+        return self._forward(rows, function, ids, step, logits, self.adapters.tensors, params)
 
 
 def _rows_of(rows: Iterable[tuple[Sequence, int, int]]) -> dict[Sequence, HiddenRows]:

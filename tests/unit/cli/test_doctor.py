@@ -35,6 +35,21 @@ def test_each_target_is_asked_for_its_own_tools(monkeypatch: pytest.MonkeyPatch)
     assert "riscv64-linux" in lines[ZIG].value and "no plugin; it takes headers" in lines[HEADERS].value
 
 
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ({}, "the CPU; linker "),
+        ({"vulkan": [Finding("vulkan plugin", "ok", "of the wheel, x"), Finding("vulkan:0", "note", "llvmpipe")]},
+         "the CPU; the Vulkan plugin of the wheel; linker "),
+        ({"vulkan": [Finding("vulkan plugin", "ok", "/x.so, compiled here"), Finding("vulkan:0", "ok", "RX 7600")]},
+         "vulkan:0 for models that it runs clearly faster, else the CPU; the Vulkan plugin compiled here; linker "),
+    ],
+)  # fmt: skip
+def test_what_this_machine_uses_in_a_line(devices: dict[str, list[Finding]], words: str) -> None:
+    found = doctor._uses(devices)
+    assert found.name == "uses" and found.value.startswith(words)
+
+
 _GPU, _SOFTWARE = Finding("cuda:0", "ok", "H200; 139 GiB"), Finding("vulkan:0", "note", "llvmpipe; software")
 _NONE = Finding("cuda", "missing", "no driver", "install a driver")
 _OK, _LACKS = Finding("x", "ok", ""), Finding("x", "missing", "no linker", "install one")

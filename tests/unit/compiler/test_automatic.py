@@ -163,8 +163,6 @@ RENDER, ICD, LAVAPIPE = (
         (cuda, ("dev/nvhost-gpu",), "dev/nvhost-gpu"),
         (vulkan, (), ""),
         (vulkan, (ICD,), ""),
-        (vulkan, (RENDER,), ""),
-        (vulkan, (RENDER, LAVAPIPE), ""),
         (vulkan, ("dev/dri/card0", ICD), ""),  # a display without a renderer
         (vulkan, (RENDER, ICD, "sys/class/drm/renderD128/device/vendor"), "sys/class/drm/renderD128/device/vendor"),
         (vulkan, ("dev/nvidiactl", "etc/vulkan/icd.d/nvidia_icd.json"), "nvidia_icd.json"),
@@ -173,6 +171,13 @@ RENDER, ICD, LAVAPIPE = (
 def test_what_the_system_shows(tmp_path: Path, kind: Any, names: tuple[str, ...], words: str) -> None:
     shown = kind.hardware(files(tmp_path, *names))
     assert bool(shown) == bool(words) and words in shown and shown == kind.hardware(tmp_path)
+
+
+@pytest.mark.skipif(cuda.sys.platform != "linux", reason="reads Linux's files")
+@pytest.mark.parametrize("names", [(RENDER,), (RENDER, LAVAPIPE)])
+def test_a_gpu_without_a_driver_comes_with_the_command(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(TargetError, match=f"a GPU has no Vulkan driver in .*/{RENDER}; .*install "):
+        vulkan.hardware(files(tmp_path, *names))
 
 
 def test_copies_are_counted_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,10 @@ def test_arrays_of_another_weight_are_refused() -> None:
 
 
 def test_layouts_are_found_by_name() -> None:
-    assert layout_names() == ("row", "rows16", "rows32_pairs")
-    with pytest.raises(ConfigError, match="unknown weight layout; expected row rows16 rows32_pairs; found rows8"):
+    assert layout_names() == ("row", "rows16", "rows32_pairs", "row_words")
+    with pytest.raises(
+        ConfigError, match="unknown weight layout; expected row rows16 rows32_pairs row_words; found rows8"
+    ):
         load_layout("rows8")
 
 

@@ -37,7 +37,7 @@ pytest.importorskip("transformers", reason="the checkpoints are transformers mod
 
 import mlcpipe
 from mlcpipe.checkpoint import open_checkpoint
-from tests.conftest import DEMO
+from tests.conftest import DEMO, UNOPTIMIZED
 from tests.models import tiny
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def logits(
 ) -> tuple[Array, Array, set[str]]:
     """Logits of a prefill and of decode steps, and the rules that made the matmuls."""
     target = folder / f"int8-{knob}.toml"
-    target.write_text(f'base = "cpu-native"\n[schedule]\nint8_activations = {knob}\n')
+    target.write_text(f'base = "cpu-native"\n{UNOPTIMIZED}[schedule]\nint8_activations = {knob}\n')
     bundle = mlcpipe.compile(
         checkpoint, target=str(target), quantization=quantization, output=folder / f"bundle-{knob}", context_length=128
     )

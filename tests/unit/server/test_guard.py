@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,16 @@ LOCAL, NETWORK = Rules(host="127.0.0.2"), Rules(host="0", loopback=False)
         (LOCAL, "127.0.0.2:8000", "http://127.0.0.2:8001", 403),
         (Rules(host="MyBox"), "mybox:8000", None, 200),
         (Rules(["k"]), "127.0.0.1", "https://evil.example", 403),
-        (NETWORK, "box.local", None, 200),
+        (NETWORK, "box.example", None, 421),
+        (NETWORK, socket.gethostname(), None, 200),
+        (NETWORK, "localhost", None, 200),
+        (Rules(host="0", loopback=False, hosts=["Box.example"]), "box.example:80", "http://box.example:80", 200),
+        (Rules(hosts=["host.docker.internal"]), "host.docker.internal:8000", None, 200),
+        (Rules(origins=["app://obsidian.md", "http://localhost:*"]), "127.0.0.1", "app://obsidian.md", 200),
+        (Rules(origins=["app://obsidian.md", "http://localhost:*"]), "127.0.0.1", "http://localhost:3000", 200),
+        (Rules(origins=["app://obsidian.md", "http://localhost:*"]), "127.0.0.1", "http://localhost.evil", 403),
+        (Rules(origins=["app://obsidian.md"]), "127.0.0.1", "app://obsidianxmd", 403),
+        (Rules(origins=["*"]), "127.0.0.1", "https://any.example", 200),
         (NETWORK, "192.168.1.5:8000", "http://192.168.1.5:8000", 200),
         (NETWORK, "192.168.1.5:8000", "https://evil.example", 403),
         (NETWORK, "192.168.1.5:8000", "null", 403),
@@ -78,6 +88,12 @@ def test_pages_of_other_sites_are_refused(rules: Rules, host: str, origin: str |
     headers += [("origin", one) for one in (origin or "").split()]
     (answer,) = answers(FakeEngine(), (path, None if path == "/health" else SHORT), headers=headers, rules=rules)
     assert answer.status_code == status
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "http://127.0.0.1//v1/chat/completions", CHAT])
+def test_a_base_url_may_lack_v1(path: str) -> None:
+    (answer,) = answers(FakeEngine(), (path, SHORT))
+    assert answer.status_code == 200 and answer.json()["object"] == "chat.completion"
 
 
 def namespaces(rules: Rules, *asked: tuple[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A packed weight in layout `rows32_pairs`, and how one invocation for each row reads it."""
+"""A packed weight in layout `rows32_pairs`, or rows that hosts gathered, and how one invocation reads a row."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Packed:
     """A weight [n, k] or [experts, n, k] in layout `rows32_pairs`, in words of `run` elements.
 
     `group` is the columns of a quantization group. `pairs`: float16 numbers are stored two in a uint32. `kept`: a form
-    of a checkpoint, whose "words" are steps of 8 columns.
+    of a checkpoint, whose "words" are steps of 8 columns. `by_row`: in layout `row_words`, where a row is a block.
     """
 
     n: int
@@ -61,6 +61,7 @@ class Packed:
     pairs: bool = False
     experts: int = 0
     kept: Kept | None = None
+    by_row: bool = False
 
     @property
     def words(self) -> int:
@@ -105,7 +106,13 @@ class Packed:
         dtypes = ("uint32", "float32" if wide else self._float_dtype, "uint32")
         return {name: self._array(sizes, sizes.of_array(i), dtypes[i], self.lanes(i)) for i, name in enumerate(names)}
 
+    def of_rows(self, m: Expr) -> Sizes:
+        """The sizes of m gathered rows."""
+        return self._sizes(m, self.k, m)
+
     def _array(self, sizes: Sizes, columns: Expr, dtype: str, lanes: int = BLOCK_ROWS) -> Tensor:
+        if self.by_row:
+            return Tensor((sizes.blocks, ceildiv(columns, BLOCK_ROWS // lanes)), dtype)
         lead = (self.experts,) if self.experts else ()
         return Tensor((*lead, sizes.blocks, columns, lanes), dtype)
 
@@ -133,15 +140,16 @@ class Packed:
 
 def packed(op: Op) -> Packed | Declined:
     """The weight of a tagged operation."""
-    if op.str("layout") != "rows32_pairs":
+    by_row = op.kind == "rows"
+    if op.str("layout") != ("row_words" if by_row else "rows32_pairs"):
         return Declined(f"layout {op.str('layout')}")
     bits, experts, kept = op.int("bits"), int(op.facts.get("experts", 0)), kept_of(op)
     if kept is not None:
         sizes = (op.int("n"), op.int("k"), STEP, bits, kept.zero, kept.part)
-        return Packed(*sizes, op.str("dtype"), pairs=True, experts=experts, kept=kept)
+        return Packed(*sizes, op.str("dtype"), pairs=True, experts=experts, kept=kept, by_row=by_row)
     run = op.int("codes_per_word") if bits else _PLAIN_RUN
     sizes = (op.int("n"), op.int("k"), run, bits, op.int("zero_point"), op.int("group_size"))
-    return Packed(*sizes, op.str("dtype"), op.str("dtype") == "float16", experts)
+    return Packed(*sizes, op.str("dtype"), op.str("dtype") == "float16", experts, by_row=by_row)
 
 
 @dataclass(frozen=True)
@@ -179,8 +187,17 @@ class Rows:
 
     def word(self, block: Expr, lane: Expr, word: Expr) -> Expr:
         """A word of codes."""
-        index = (*self.lead, block, word, lane)
-        return self.arrays[0][index]
+        return self._stored(0, block, word, lane)
+
+    def _stored(self, array: int, block: Expr, column: Expr, lane: Expr, parts: int = 1) -> Expr:
+        """What an array has for a column of a row: a word has those of `parts` rows, or columns of a gathered row."""
+        of_rows = (column // parts,) if self.weight.by_row else (column, lane // parts)
+        index = (*self.lead, block, *of_rows)
+        return self.arrays[array][index]
+
+    def _part(self, column: Expr, lane: Expr, parts: int) -> Expr:
+        """Which of the parts of a word, as `_stored` has it."""
+        return (column if self.weight.by_row else lane) % parts
 
     def code(self, word: Expr, shift: Expr) -> Expr:
         """A code of a word as float32, through int32: software adapters convert uint32 in many steps."""
@@ -232,33 +249,30 @@ class Rows:
 
     def _wide_scale(self, kept: Kept, block: Expr, lane: Expr, column: Expr) -> Expr:
         """A scale or minimum in float32 or bfloat16."""
-        is_whole = kept.scale_format == "f32"
-        index = (*self.lead, block, column, lane if is_whole else lane // 2)
-        stored = keep(self.arrays[1][index])
-        if is_whole:
+        parts = 1 if kept.scale_format == "f32" else 2
+        stored = keep(self._stored(1, block, column, lane, parts))
+        if parts == 1:
             return kept.in_units(stored)
         low, high = kept.upper_halves(stored)
-        return pin(I.Select(lane % 2 == 0, low, high))
+        return pin(I.Select(self._part(column, lane, 2) == 0, low, high))
 
     def _byte(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:
         """A byte of an array, with its sign, as int32."""
-        index = (*self.lead, block, column, lane // 4)
-        word = I.shift_left(self.arrays[array][index], I.cast(24 - lane % 4 * 8, "uint32"))
+        shift = 24 - self._part(column, lane, 4) * 8
+        word = I.shift_left(self._stored(array, block, column, lane, 4), I.cast(shift, "uint32"))
         return I.shift_right(I.reinterpret("int32", word), 24)
 
     def _number(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:
         """A number of an array as float32."""
         if not self.weight.pairs:
-            index = (*self.lead, block, column, lane)
-            return f32(self.arrays[array][index])
+            return f32(self._stored(array, block, column, lane))
         low, high = self._pair(array, block, lane, column // 2)
         # No shift by a variable: software adapters run that lane by lane.
         return self._float(I.Select(column % 2 == 0, low, high))
 
     def _pair(self, array: int, block: Expr, lane: Expr, column: Expr) -> tuple[Expr, Expr]:
         """The bits of the two float16 of a word, uint32 each."""
-        index = (*self.lead, block, column, lane)
-        word = keep(self.arrays[array][index])
+        word = keep(self._stored(array, block, column, lane))
         return I.bitwise_and(word, I.uint32(0xFFFF)), I.shift_right(word, I.uint32(16))
 
     def _float(self, half: Expr) -> Expr:

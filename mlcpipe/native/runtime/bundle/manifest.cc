@@ -165,6 +165,16 @@ void Manifest::ReadParams() {
   for (const JsonObject& param : json_.Objects("params")) {
     params.push_back({param.Text("name"), param.Text("dtype"), param.Ints("shape", 1, kMaxExtent)});
   }
+  const JsonObject model = json_.Object("model");
+  for (const std::string& name : model.Has("gathered") ? model.Texts("gathered") : std::vector<std::string>()) {
+    const auto param = std::find_if(params.begin(), params.end(), [&](const ParamInfo& p) { return p.name == name; });
+    const auto place = static_cast<size_t>(param - params.begin());
+    const bool again = std::find(gathered.begin(), gathered.end(), place) != gathered.end();
+    if (param == params.end() || param->shape.size() != 2 || again) {
+      throw model.Wrong("gathered", "parameters that are matrices, each once").Found(name);
+    }
+    gathered.push_back(place);
+  }
 }
 
 void Manifest::ReadFiles() {

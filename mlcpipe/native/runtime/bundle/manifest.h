@@ -76,6 +76,7 @@ class Manifest {
   StateTable states;
   std::vector<VariantInfo> variants;  // best first
   std::vector<ParamInfo> params;      // in the order of the library's arguments
+  std::vector<size_t> gathered;       // those, matrices, of which functions take the rows of their tokens alone
   std::map<std::string, FileInfo> files;
 
  private:

@@ -21,13 +21,13 @@ Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequence
 
 }  // namespace
 
-Batch::Batch(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
-             const Plan& plan, int64_t sequences, const int* cancelled)
+Batch::Batch(const Manifest& manifest, const Device& device, const Library& library, TokenTables weights, const Plan& plan,
+             int64_t sequences, const int* cancelled)
     : manifest_(manifest),
       device_(device),
       decode_(library.Get("decode")),
       prefill_(library.Get("prefill")),
-      params_(std::move(params)),
+      weights_(std::move(weights)),
       states_(MakeStates(manifest.states, device, plan.units)),
       cancelled_(cancelled),
       scheduler_(GroupsOf(manifest.states, plan.units), plan.units.slots,
@@ -127,9 +127,10 @@ void Batch::Decode(const serving::Step& step) {
   }
   SetRows(decode_logits_, static_cast<int64_t>(ids_.size()));
   const Tensor& step_data = buffer_.Fill(spans_.data(), spans_.size());
+  const Tensor& ids = ids_data_.Fill(ids_);
   {
     const DecodeStep timed(step_threads_, static_cast<int64_t>(ids_.size()));
-    decode_(device_.Put(ids_data_.Fill(ids_)), device_.Put(step_data), decode_logits_, states_, params_);
+    decode_(device_.Put(ids), device_.Put(step_data), decode_logits_, states_, weights_.For(ids));
   }
   Draw(decode_logits_);
 }
@@ -156,8 +157,9 @@ void Batch::Prefill(const serving::Step& step) {
       ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
     } unwatch;
     mlcpipe_pool_begin_step(step_threads_, INT64_MAX);
-    prefill_(device_.Put(ids_data_.Fill(ids_)), device_.Put(wanted_data_.Fill(wanted_)),
-             device_.Put(buffer_.Fill(spans_.data(), spans_.size())), prefill_logits_, states_, params_);
+    const Tensor& ids = ids_data_.Fill(ids_);
+    prefill_(device_.Put(ids), device_.Put(wanted_data_.Fill(wanted_)),
+             device_.Put(buffer_.Fill(spans_.data(), spans_.size())), prefill_logits_, states_, weights_.For(ids));
   }
   if (!rows_.empty()) Draw(prefill_logits_);
 }

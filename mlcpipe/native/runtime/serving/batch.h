@@ -14,6 +14,7 @@
 #include "sampler.h"
 #include "serving/scheduler.h"
 #include "step.h"
+#include "token_tables.h"
 
 namespace mlcpipe::serving {
 
@@ -31,7 +32,7 @@ class Batch {
  public:
   // Takes the memory that was planned. A forward ends soon after `*cancelled` is not 0.
   Batch(const Manifest& manifest, const Device& device, const Library& library,
-        tvm::ffi::Array<tvm::runtime::Tensor> params, const Plan& plan, int64_t sequences, const int* cancelled);
+        TokenTables weights, const Plan& plan, int64_t sequences, const int* cancelled);
 
   // From any thread: the client waits for `Step`. Returns its number.
   uint64_t Submit(Client client);
@@ -58,7 +59,8 @@ class Batch {
   const Manifest& manifest_;
   const Device& device_;
   tvm::ffi::Function decode_, prefill_;
-  tvm::ffi::Array<tvm::runtime::Tensor> params_, states_;
+  TokenTables weights_;
+  tvm::ffi::Array<tvm::runtime::Tensor> states_;
   const int* cancelled_;
   mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
   Scheduler scheduler_;

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tvm import tirx
 
 from mlcpipe.passes.schedule_kernels import first_rule
-from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.layout import Layout, load_layout
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.support.defaults import SEARCH
 from tests.kernels.cases.cpu.matmul import random_parts, scheme_named
@@ -20,7 +20,10 @@ from tir_schedules.rule import rules_in
 
 Array = NDArray[Any]
 Knobs = Mapping[str, int | str]
-LAYOUT = load_layout("rows32_pairs")
+LAYOUT, ROW_WORDS = (
+    load_layout("rows32_pairs"),
+    load_layout("row_words"),
+)  # of weights, and of tables with gathered rows
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ def by_rules(definition: tirx.PrimFunc, knobs: Knobs) -> tirx.PrimFunc:
     return first_rule(rules_in("gpu"), definition, knobs)[1]
 
 
-def packed_weight(scheme_name: str, n: int, k: int, experts: int = 0) -> tuple[list[Array], Array]:
+def packed_weight(
+    scheme_name: str, n: int, k: int, experts: int = 0, layout: Layout = LAYOUT
+) -> tuple[list[Array], Array]:
     """Packed arrays of a random weight, and what they hold."""
     scheme, rng = scheme_named(scheme_name), np.random.default_rng(n + k)
     shape = (experts, n, k) if experts else (n, k)
@@ -58,7 +63,7 @@ def packed_weight(scheme_name: str, n: int, k: int, experts: int = 0) -> tuple[l
         rows = pack(scheme, rng.standard_normal(shape).astype(np.float32).reshape(-1, k), method=SEARCH)
     whole = unpack(scheme, rows, k).reshape(shape)
     packed = {name: a.reshape(*shape[:-1], -1) for name, a in rows.items()}
-    return list(LAYOUT.repack(scheme, packed, n, k).values()), whole
+    return list(layout.repack(scheme, packed, n, k).values()), whole
 
 
 def assert_near(found: Array, expected: Array, tolerance: float) -> None:

@@ -16,6 +16,8 @@ from tir_schedules.gpu.gated_delta import gated_delta
 
 # Prompts beside a token; sequences of one token, more than have workgroups of their own.
 _STEPS = ([Part(4, 5, 5), Part(1, write=0), Part(3, 1, 2), Part(2, 4)], [Part(1, i % 6, -1) for i in range(66)])
+# Of prompts: several chunks, from inside of one and up to inside of one; more than have workgroups of their own.
+_PROMPTS = ([Part(37, 2, 4), Part(1, write=0), Part(20, write=3), Part(11, 1, 1), Part(12, 5)], _STEPS[1])
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class GatedDelta:
         return {"main": gated_delta(self.shape)}
 
     def calls(self) -> Sequence[Call]:
-        return [self._call(parts) for parts in _STEPS]
+        return [self._call(parts) for parts in (_PROMPTS if self.shape.many else _STEPS)]
 
     def _call(self, parts: list[Part]) -> Call:
         call = delta_call(self.shape, parts)
@@ -43,5 +45,9 @@ class GatedDelta:
 CASES = {
     "gated delta rule": GatedDelta(DeltaShape(1, 2, 16, 32, "float32")),
     "gated delta rule in float16": GatedDelta(DeltaShape(2, 4, 12, 24, "float16", beta_scale=2.0, tiled=True)),
+    "gated delta rule by chunks": GatedDelta(DeltaShape(1, 2, 16, 32, "float32", many=True)),
+    "gated delta rule by chunks in float16": GatedDelta(
+        DeltaShape(2, 4, 12, 24, "float16", beta_scale=2.0, tiled=True, many=True)
+    ),
     "gated delta rule with decays of channels": GatedDelta(DeltaShape(1, 2, 16, 32, "float32", channelwise=True)),
 }

@@ -12,7 +12,7 @@ from mlcpipe.nn import definitions
 from mlcpipe.quantization.native_formats import SCHEMES
 from tests.kernels.cases.cpu.matmul import INTEGERS as FORMS
 from tests.kernels.cases.cpu.matmul import scheme_named
-from tests.kernels.cases.gpu.case import LAYOUT, Array, Call, Knobs, assert_near, by_rules, packed_weight
+from tests.kernels.cases.gpu.case import LAYOUT, ROW_WORDS, Array, Call, Knobs, assert_near, by_rules, packed_weight
 from tir_schedules.op import with_facts
 
 ROWS = 64  # of the most rows that are computed together in FEW
@@ -83,20 +83,26 @@ class FewRows(Product):
 
 @dataclass(frozen=True)
 class Take:
-    """Rows of a packed table [n, k]; an id outside of it reads the nearest row."""
+    """Rows of a packed table [n, k]; an id outside of it reads the nearest row. `gathered`: the host has looked them up."""
 
     scheme: str
     n: int
     k: int
+    gathered: bool = False
 
     def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
-        return {"main": by_rules(definitions.take(scheme_named(self.scheme), LAYOUT, self.n, self.k, "float32"), knobs)}
+        scheme = scheme_named(self.scheme)
+        if self.gathered:
+            return {"main": by_rules(definitions.rows(scheme, ROW_WORDS, self.k, "float32"), knobs)}
+        return {"main": by_rules(definitions.take(scheme, LAYOUT, self.n, self.k, "float32"), knobs)}
 
     def calls(self) -> Sequence[Call]:
-        packed, weight = packed_weight(self.scheme, self.n, self.k)
+        packed, weight = packed_weight(self.scheme, self.n, self.k, layout=ROW_WORDS if self.gathered else LAYOUT)
         ids = np.array([0, 33, self.n - 1, self.n + 5, -2], np.int32)
-        expected = weight[np.clip(ids, 0, self.n - 1)].astype(np.float64)
-        args = (*packed, ids, np.full(expected.shape, np.nan, np.float32))
+        places = np.clip(ids, 0, self.n - 1)
+        expected = weight[places].astype(np.float64)
+        packed = [array[places] for array in packed] if self.gathered else [*packed, ids]
+        args = (*packed, np.full(expected.shape, np.nan, np.float32))
         return [Call(args, lambda found: assert_near(found[-1], expected, 2.0**-22))]
 
 
@@ -154,6 +160,7 @@ KEPT = {
     "few rows: Q4_K without subgroups": FewRows("Q4_K", 96, 512, knobs=_NO_SUBGROUPS),
     **{f"{name} without subgroups": Product(name, 70, 256, knobs=_NO_SUBGROUPS) for name in ("Q1_0", "IQ1_M", "MXFP4")},
     **{f"rows of {name}": Take(name, 70, 256) for name in ("Q4_K", "IQ2_XS", "NVFP4")},
+    **{f"gathered rows of {name}": Take(name, 70, 512, True) for name in ("Q5_K", "Q6_K", "q4f16_1", "q0f16")},
 }
 # Integers of other checkpoints: zero points, minima and neither; rows, odd groups; every dtype of scales.
 INTEGERS = {
@@ -171,6 +178,7 @@ INTEGERS = {
         for name in ("affine4_g64_bf16", "uint8_g32_f32", "int2_row_f32")
     },
     **{f"rows of {name}": Take(name, 70, 256) for name in ("uint4_g128_f16", "affine8_g64_bf16", "int6_row_f32")},
+    **{f"gathered rows of {name}": Take(name, 70, 512, True) for name in ("uint4_g128_f16", "affine8_g64_bf16")},
 }
 EVERY_KEPT = {
     f"{name}{' without subgroups' if knobs else ''}, all": Product(name, 70, 512, rows=(1, 6, 37), knobs=knobs)
@@ -178,6 +186,7 @@ EVERY_KEPT = {
     for knobs in ({}, _NO_SUBGROUPS)
 }
 EVERY_KEPT |= {f"rows of {name}, all": Take(name, 70, 512) for name in (*SCHEMES, *FORMS)}  # type: ignore[dict-item]
+EVERY_KEPT |= {f"gathered rows of {name}, all": Take(name, 70, 512, True) for name in (*SCHEMES, *FORMS)}  # type: ignore[dict-item]
 # Rows that end inside of a tile; groups whose scales share a word, or not.
 MATRICES = {
     "int4": ("q4f16_1", 160, 64, "float16", False),

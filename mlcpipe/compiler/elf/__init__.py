@@ -1,0 +1,1 @@
+"""Links object files into shared libraries for Linux without a linker (System V ABI, and its supplements)."""

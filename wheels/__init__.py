@@ -1,0 +1,1 @@
+"""Makes wheels for platforms: see build.py."""

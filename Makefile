@@ -17,7 +17,7 @@ LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zi
 # Tests start Python hundreds of times: where this is set, each start compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat test test-full test-everything test-optimized bench-check lint check check-gpu docs page wheel wheels lock bench bench-peers bench-native bench-web quality clean
+.PHONY: chat test test-full test-both test-everything test-optimized bench-check lint check check-gpu docs page wheel wheels lock bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	@$(BIN)/mlcpipe chat $(ARGS); code=$$?; printf '%s\n' '' 'Next, in this folder:' '    . $(BIN)/activate' \
@@ -33,6 +33,9 @@ test: $(VENV)/installed-dev  ## the tests for every change (ARGS="-k name")
 
 test-full: $(VENV)/installed-dev  ## the tests that `make test` leaves out
 	$(PYTEST) $(PARALLEL) -m "full and not (alone or everything)" $(ARGS)
+
+test-both: $(VENV)/installed-dev  ## these two as one run, as CI does: what they share is made once
+	$(PYTEST) $(PARALLEL) -m "not (alone or everything)" $(ARGS)
 
 test-everything: $(VENV)/installed-dev  ## all combinations of what the others test in part: hours
 	MLCPIPE_TEST_OPTIMIZED=1 $(PYTEST) $(PARALLEL) -m everything $(ARGS)

@@ -36,6 +36,7 @@ _POPULAR = (
     ("Qwen2.5, Qwen2.5-Coder, QwQ", "qwen2"),
     ("Qwen3-VL", "qwen3_vl"),
     ("LFM2, LFM2.5", "lfm2"),
+    ("LFM3-1.7B", "lfm3"),
     ("LFM2-8B-A1B, LFM2-24B-A2B", "lfm2_moe"),
     ("LFM2-VL, LFM2.5-VL", "lfm2_vl"),
     ("Ministral 3, Mistral Small 3.1, 3.2", "mistral3"),

@@ -1,7 +1,7 @@
 """The tiers of the suite, and the tables at the end of a run: which tests were slow, what was skipped and why.
 
 - fast, `make test`: what has no marker. It needs Python alone, and a test may take `MAX_FAST_S` seconds of CPU time.
-- full, `make test-full`: `full` tests. CI runs this tier and the one before.
+- full, `make test-full`: `full` tests. CI runs this tier and the one before, as one run: `make test-both`.
 - alone, `make bench-check`: tests that compare times, one after the other. No landing depends on them.
 - everything, `make test-everything`: all combinations of what the others test in part.
 - `make test-optimized` runs models and kernels of the first two again, with the code that users get (`conftest.QUICK`).
@@ -27,7 +27,8 @@ MAX_FAST_S = 60.0
 SLOWEST = 12  # lines of the table
 FOLDER = Path(__file__).parent
 FAST, FULL = "not (full or alone or everything)", "full and not (alone or everything)"  # as in the Makefile
-TIERS = {FAST: "fast", FULL: "full"}  # of the ledger
+BOTH = "not (alone or everything)"
+TIERS = {FAST: "fast", FULL: "full", BOTH: "both"}  # of the ledger
 # Need more than Python: drivers, browsers, emulators, other compilers.
 FULL_FOLDERS = ("cuda", "e2e", "gpu", "metal", "native", "opencl", "spirv", "vulkan", "webgpu")
 OTHER_TIERS = ("full", "alone", "everything")

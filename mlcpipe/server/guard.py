@@ -22,6 +22,7 @@ from mlcpipe.server.off_loop import LONG_BYTES
 
 Scope = dict[str, Any]
 OPEN_PATHS = ("/health", "/v1/health")
+_OF_V1 = ("chat", "completions", "embeddings", "messages", "models", "rerank", "responses")
 MAX_BODY_BYTES = 32 << 20
 MAX_HELD_BYTES = 8 * MAX_BODY_BYTES  # of the bodies of all unanswered requests
 READ_S = 30.0  # for a head to come, and for a body
@@ -95,7 +96,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
+        scope, started = _as_meant(scope), False
 
         async def watched(message: dict[str, Any]) -> None:
             nonlocal started
@@ -203,6 +204,14 @@ class Guard:
                     raise ApiError(503, "there are too many long bodies", code="overloaded", retry_after_s=1.0)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+
+def _as_meant(scope: Scope) -> Scope:
+    """With /v1 where a client's base URL lacks it, without a second slash, and HEAD as GET: uvicorn drops the body."""
+    path = "/" + scope["path"].lstrip("/")
+    if path.split("/")[1] in _OF_V1:
+        path = f"/v1{path}"
+    return {**scope, "path": path, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
 
 
 def namespace_of(owner: str, salt: str = "") -> str:

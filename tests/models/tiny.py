@@ -155,6 +155,7 @@ class TinyCase:
         return 128
 
 
+@cache
 def family_cases(model_type: str) -> list[TinyCase]:
     """The default case of a family and its variants. Raises ValueError where transformers has no such `model_type`."""
     cases = [TinyCase(model_type, "default")]
@@ -171,9 +172,15 @@ def tiny_checkpoints() -> dict[str, list[TinyCase]]:
     return {name: family_cases(name) for name in model_types()}
 
 
+@cache
+def _known(model_type: str) -> Mapping[str, Any]:
+    """The fields of a family's configuration with transformers' values."""
+    return AutoConfig.for_model(model_type).to_dict()
+
+
 def tiny_config(case: TinyCase) -> Any:
     """The case's transformers configuration."""
-    known = AutoConfig.for_model(case.model_type).to_dict()
+    known = _known(case.model_type)
     every = {**SIZES, **{name: SIZES[of] for name, of in ALIASES.items()}, **OWN.get(case.model_type, {})}
     sizes = {name: value for name, value in every.items() if name in known}
     if known.get("sliding_window") is None:

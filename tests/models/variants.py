@@ -109,6 +109,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "time_step_min": 1e-12,
         "time_step_floor": 0.5,
     },
+    "lfm3": {"layer_types": ["sliding_attention", "conv", "full_attention"]},
     "mimo_v2_flash": {
         **_FULL_BETWEEN,
         "head_dim": 48,
@@ -327,6 +328,22 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             mscale_all_dim=0.5,
             truncate=False,
         ),
+    },
+    "lfm3": {
+        "plain": {
+            "layer_types": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e2, "partial_rotary_factor": 0.25},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+            "num_hidden_layers": 5,
+            "conv_bias": True,
+            "conv_L_cache": 3,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        }
     },
     "mimo_v2_flash": {
         "unscaled": {

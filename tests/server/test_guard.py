@@ -112,6 +112,8 @@ def test_health_is_open(guarded: Running) -> None:
     for path in ("/health", "/v1/health"):
         answer = httpx2.get(guarded.url + path)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        head = httpx2.head(guarded.url + path)
+        assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "15")
 
 
 def test_pages_of_other_sites_are_refused(client: httpx2.Client, server: Running) -> None:

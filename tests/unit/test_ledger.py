@@ -92,6 +92,6 @@ def test_files_of_the_ledger_exist() -> None:
     assert sorted(name for name in names if not (ROOT / name).is_file()) == []
 
 
-@pytest.mark.parametrize("tier", [tiers.FAST, tiers.FULL])
+@pytest.mark.parametrize("tier", [tiers.FAST, tiers.FULL, tiers.BOTH])
 def test_tiers_are_those_of_the_makefile(tier: str) -> None:
     assert f'-m "{tier}"' in (ROOT / "Makefile").read_text(encoding="utf-8")

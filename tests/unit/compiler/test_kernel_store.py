@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tvm
+from tvm import tirx
 from tvm.script import tirx as T
 
 import mlcpipe
@@ -39,13 +41,18 @@ MADE = ObjectFile(b"code" * 99, ("f", "g"), {"f": Allocations((4, ("Mul", "rows"
 LIBRARY = LibraryFiles({"libmodel.a": b"archive" * 99, "empty": b"", "model.so": b"code" * 99})
 
 
-def module(added: float, name: str = "add") -> tvm.IRModule:
+@cache  # TVM's parser asks Python for a source file, which takes half a second
+def adding(added: float) -> tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def add(X: T.Buffer((4,), "float32")):
         for i in T.serial(4):
             X[i] = X[i] + T.float32(added)
 
-    return tvm.IRModule({name: add.with_attr("global_symbol", name)})
+    return add
+
+
+def module(added: float, name: str = "add") -> tvm.IRModule:
+    return tvm.IRModule({name: adding(added).with_attr("global_symbol", name)})
 
 
 def target(**options: object) -> Any:

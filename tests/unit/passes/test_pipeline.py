@@ -127,7 +127,7 @@ def test_hot_kernels_never_fall_back(family: str, scheme: str) -> None:
     assert cold(state.kernels) == []
     packed = {w.name for w in state.weights if w.scheme is not None and w.kind == "scheme"}
     sources = {source for w in state.weights for group in w.sources for source in group}
-    joined = any(name.endswith("qkv_proj.weight") or ".q_k_v_" in name for name in packed)
+    joined = any(name.endswith(("qkv_proj.weight", "self_attn.in_proj.weight")) or ".q_k_v_" in name for name in packed)
     assert joined or not any(source.endswith("self_attn.v_proj.weight") for source in sources)
     assert not any(name.endswith("shared_expert.gate_proj.weight") for name in packed)  # joined, beside a router
 

@@ -90,6 +90,12 @@ def test_pages_of_other_sites_are_refused(rules: Rules, host: str, origin: str |
     assert answer.status_code == status
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "http://127.0.0.1//v1/chat/completions", CHAT])
+def test_a_base_url_may_lack_v1(path: str) -> None:
+    (answer,) = answers(FakeEngine(), (path, SHORT))
+    assert answer.status_code == 200 and answer.json()["object"] == "chat.completion"
+
+
 def namespaces(rules: Rules, *asked: tuple[str, str]) -> list[str]:
     """Of requests with a key and a salt."""
     engine = FakeEngine()

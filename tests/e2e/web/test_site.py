@@ -86,6 +86,20 @@ def test_each_library_of_a_bundle_is_a_choice(pages: Path, tmp_path: Path) -> No
         assemble_site(pages, [bundle, write_fake_bundle(tmp_path / "other", [], seed=6)], title="A model")
 
 
+def test_the_page_s_own_engine_reads_the_template(pages: Path, tmp_path: Path) -> None:
+    bundle = write_fake_bundle(tmp_path / "pages", [], seed=7)
+    manifest = json.loads((bundle / "mlcpipe.json").read_text())
+    manifest["model"]["kv_cache"] = "pages"
+    (bundle / "mlcpipe.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="the bundle has no tokenizer_config.json"):
+        assemble_site(pages, [bundle], title="A model")
+    manifest["files"]["tokenizer_config.json"] = manifest["files"]["tokenizer.json"]
+    (bundle / "tokenizer_config.json").write_bytes((bundle / "tokenizer.json").read_bytes())
+    (bundle / "mlcpipe.json").write_text(json.dumps(manifest))
+    site = assemble_site(pages, [bundle], title="A model")
+    assert "models/pages/resolve/main/tokenizer_config.json" in site.files
+
+
 def test_libraries_may_differ_in_the_size_of_subgroups_alone(pages: Path, tmp_path: Path) -> None:
     folders = [write_fake_bundle(tmp_path / f"of{size}", ["subgroups"], seed=size) for size in (16, 32)]
     for folder, size in zip(folders, (16, 32)):

@@ -13,8 +13,8 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.backends import find_writer
 from mlcpipe.compiler.backends.wasm import emscripten, wgsl
 from mlcpipe.compiler.build import build_for_device, build_kernels, generated_source
-from mlcpipe.compiler.export import context_length, export, prepare_model
-from mlcpipe.errors import CompileError, TargetError
+from mlcpipe.compiler.export import context_length, export, fitted_target, prepare_model
+from mlcpipe.errors import CompileError, ConfigError, TargetError
 from mlcpipe.nn import definitions
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import KernelModule, Lowering
@@ -152,6 +152,20 @@ def test_a_cache_that_shaders_cannot_read_is_refused(tmp_path: Path) -> None:
     source = open_checkpoint(write_llama(tmp_path))
     with pytest.raises(TargetError, match="KV cache dtype in webgpu; expected float32; found q8"):
         prepare_model(source.config, load_target("webgpu"), load_scheme("q4f16_1"), "q8")
+
+
+def test_what_webllm_cannot_run_gets_pages() -> None:
+    llama, target = TinyLlama().config_json(), load_target("webgpu")
+    codes = fitted_target(llama, target, "q8")
+    assert (fitted_target(llama, target, "f32"), codes.kv_cache) == (target, "pages")
+    assert prepare_model(llama, codes, load_scheme("q4f16_1"), "q8").kv_dtype == "q8"
+    windows = {**llama, "model_type": "gemma3_text", "sliding_window": 64}
+    slots = {**llama, "model_type": "lfm2", "full_attn_idxs": [1], "block_multiple_of": 16}
+    assert fitted_target(windows, target) == target
+    assert fitted_target(slots, target).kv_cache == "pages"
+    assert fitted_target(slots, load_target("vulkan")) == load_target("vulkan")
+    with pytest.raises(ConfigError, match="architecture"):
+        fitted_target({"model_type": "unknown"}, target)
 
 
 def test_the_context_is_what_a_binding_holds(tmp_path: Path) -> None:

@@ -35,6 +35,14 @@ def body(*lines: str) -> list[str]:
     return [line.strip() for line in text.split(") {\n")[1].split("\n}")[0].split("\n")]
 
 
+def test_kernels_with_more_buffers_than_a_browser_gives_are_refused(tmp_path: Path) -> None:
+    library = tmp_path / "model.wasm"
+    library.write_bytes(b"\0asm\xff" + 2 * kernel("x;").encode() + b"\xff")
+    wgsl.check_buffers(library, 2)
+    with pytest.raises(CompileError, match="too many storage buffers in sum_kernel; expected at most 1; found 2"):
+        wgsl.check_buffers(library, 1)
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [

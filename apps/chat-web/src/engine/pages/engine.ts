@@ -123,7 +123,7 @@ export class PagesEngine implements Answering {
     const token = await this.library.draw({
       temperature,
       topP,
-      uniform: random(),
+      uniform: temperature > 0 ? random() : 0,
       counts: penalized ? counts : null,
       penalties: [presencePenalty, frequencyPenalty, repetitionPenalty],
     });

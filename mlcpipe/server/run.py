@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import uvicorn
-from starlette.middleware.cors import CORSMiddleware
+from fastapi.middleware.cors import CORSMiddleware
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.adapters import Adapter

@@ -13,7 +13,7 @@ from tests.kernels.cases.cpu.int8 import HERE, Int8ExpertMatmul, Int8Matmul
 from tests.kernels.cases.cpu.matmul import ExpertMatmul, Matmul
 from tests.kernels.harness import Array, compile_together, tensors
 
-# Whole chunks of 256, and of 128; groups alone; more of K than is unpacked at a time; columns that end in a block.
+# More of K than is unpacked at a time; columns that end in a block.
 SHAPES = (("q4f16_1", 40, 1280, ""), ("Q4_K", 48, 768, ""), ("Q6_K", 48, 768, ""), ("q4f16_1", 96, 640, "silu"), ("q4f16_1", 17, 96, ""), ("q8f16_1", 33, 640, ""),
           ("q8f16_0", 33, 640, ""), ("q8f16_0", 17, 96, "silu"))  # fmt: skip
 FLOAT = (("q0f16", 33, 2100, ""), ("Q4_K", 48, 768, ""), ("q0f32", 17, 33, ""), ("q4f16_1", 97, 600, ""), ("q4f16_1", 40, 640, "silu"),

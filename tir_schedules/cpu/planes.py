@@ -11,7 +11,7 @@ from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.packed_weight import Packed
 from tir_schedules.cpu.vectors import Registers, lanes_of, load, read, splat
 
-BYTES, HALVES, ONE = 0x01010101, 0x00010001, 1  # which fields of a word hold codes
+BYTES, ONE = 0x01010101, 1  # which fields of a word hold codes
 
 
 def fields(word: Callable[[int], Expr], bits: int, t: int, at: int, every: int, lanes: int) -> Expr:

@@ -55,7 +55,7 @@ def gated_delta_chunks(shape: DeltaShape) -> tirx.PrimFunc:
 
 def _stride(shape: DeltaShape) -> int:
     """Numbers between rows of q and k in shared memory, an odd number of banks apart; solutions take the place of q."""
-    return max(shape.key_dim + 1, _THREADS)
+    return max(shape.key_dim, _THREADS) + 1
 
 
 def _each(size: int, threads: int, tx: Expr, emit: Callable[[Expr], None]) -> None:

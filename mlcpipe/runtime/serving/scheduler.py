@@ -259,13 +259,18 @@ class Scheduler:
             head.passed_s = head.passed_s + elapsed if passed else max(0.0, head.passed_s - elapsed)
 
     def _plan_prefill(self, step: Step, sequence: Sequence, rows: int) -> int:
-        """Plan rows of a prompt, up to the end of a page if not all -> how many."""
+        """Plan rows of a prompt, up to the end of a page if not all -> how many.
+
+        States in slots are computed in chunks that end with pages: no prompt is cut elsewhere, if steps have the rows.
+        """
         begin, end = sequence.computed, sequence.decode_from
         if end - begin > rows:
-            end = max((begin + rows) // PAGE * PAGE, begin + min(rows, PAGE))
+            end = (begin + rows) // PAGE * PAGE
+            if self.pool.slots is None or self.limits.prefill_chunk < PAGE:
+                end = max(end, begin + min(rows, PAGE))
         else:
             end = self.tree.checkpoint_before(begin, end)
-        count = self._reserve_some(step, sequence, end - begin)
+        count = self._reserve_some(step, sequence, end - begin) if end > begin else 0
         if count:
             ends = begin + count == len(sequence.tokens)
             drawing = (sequence, *self.admission.same_prompt(sequence)) if ends else ()

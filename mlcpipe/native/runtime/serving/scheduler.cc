@@ -188,11 +188,12 @@ int64_t Scheduler::PlanPrefill(const SequencePointer& sequence, int64_t rows) {
   const int64_t begin = sequence->computed;
   int64_t end = sequence->decode_from;
   if (end - begin > rows) {
-    end = std::max((begin + rows) / kPage * kPage, begin + std::min(rows, kPage));
+    end = (begin + rows) / kPage * kPage;
+    if (!pool_.has_slots() || limits.prefill_chunk < kPage) end = std::max(end, begin + std::min(rows, kPage));
   } else {
     end = tree_.CheckpointBefore(begin, end);
   }
-  const int64_t count = ReserveSome(sequence.get(), end - begin);
+  const int64_t count = end > begin ? ReserveSome(sequence.get(), end - begin) : 0;
   if (!count) return 0;
   std::vector<SequencePointer> drawing;
   if (begin + count == sequence->length()) {

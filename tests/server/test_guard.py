@@ -66,7 +66,7 @@ def test_pages_that_are_allowed_ask_over_tls(demo_bundle: Path, certificate: tup
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Of 127.0.0.1, which no authority signed."""
+    """Self-signed, of 127.0.0.1."""
     if (openssl := shutil.which("openssl")) is None:
         pytest.skip("no openssl")
     pair = tmp_path / "cert.pem", tmp_path / "key.pem"

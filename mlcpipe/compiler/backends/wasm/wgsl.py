@@ -20,7 +20,8 @@ from mlcpipe.errors import CompileError
 
 _PREFIX = "mlcpipe."
 _RULE = "//----------------------------------------\n"
-_NAMED = _RULE + "// Function: "
+_FUNCTION = "// Function: "
+_NAMED = _RULE + _FUNCTION
 _ENABLE = "enable subgroups;\n"
 _DIRECTIVES = _ENABLE + "diagnostic(off, subgroup_uniformity);\n"
 _REQUIRED = re.compile(r"^ *mlcpipe\.require_subgroup_size\((\d+)i\);\n", re.MULTILINE)
@@ -63,7 +64,7 @@ def _reduction(name: str) -> str:
 
 
 def _name(generated: str) -> str:
-    return generated.partition("// Function: ")[2].split("\n")[0][:80]
+    return generated.partition(_FUNCTION)[2].split("\n")[0][:80]
 
 
 def _four(buffer: str) -> re.Pattern[str]:
@@ -94,7 +95,7 @@ def all_kernels_of(generated: str) -> str:
 
 def check_buffers(library: Path, limit: int) -> None:
     """Raise CompileError if a kernel in a library has more storage buffers than hosts ask a browser for."""
-    for kernel in library.read_bytes().decode("latin-1").split(_NAMED)[1:]:
+    for kernel in library.read_bytes().decode("latin-1").split(_FUNCTION)[1:]:
         if (found := len(_BUFFER.findall(kernel))) > limit:
             raise CompileError(
                 "a kernel has too many storage buffers", where=kernel.split("\n")[0][:80], expected=f"at most {limit}",

@@ -83,8 +83,8 @@ typedef struct {
 } Worker;
 
 static Worker workers[MAX_THREADS];
-static int worker_count; /* without the caller */
-static int lost_count;   /* workers that a fork left in the parent; the next loop starts as many */
+static _Atomic int worker_count; /* without the caller */
+static int lost_count;           /* workers that a fork left in the parent; the next loop starts as many */
 static pthread_mutex_t admin = PTHREAD_MUTEX_INITIALIZER;
 
 /* The present loop. `go` holds its round, its number of tasks, and how many threads share them: task t is one of thread
@@ -102,7 +102,7 @@ static LINE atomic_flag in_use = ATOMIC_FLAG_INIT;
 static pthread_mutex_t done_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
 static _Thread_local int most_threads; /* of the loops of this thread; 0: all */
-static int fixed_threads;              /* the user chose their number */
+static _Atomic int fixed_threads;      /* the user chose their number */
 
 static int64_t now_ns(void) {
   struct timespec t;
@@ -449,18 +449,19 @@ static void begin_step(mlcpipe_step_threads* choices, int64_t rows) {
   while (row_class < MLCPIPE_ROW_CLASSES && rows >> (row_class + 1)) row_class++;
   choice = NULL;
   most_threads = 0;
-  if (row_class == MLCPIPE_ROW_CLASSES || fixed_threads) return;
+  if (row_class == MLCPIPE_ROW_CLASSES || atomic_load_explicit(&fixed_threads, memory_order_relaxed)) return;
+  const int most = atomic_load_explicit(&worker_count, memory_order_relaxed) + 1; /* another thread may change it */
   choice = &choices[row_class];
-  if (choice->steps++ % STEPS_A_CHOICE == 0 || choice->most != worker_count + 1) {
-    *choice = (mlcpipe_step_threads){.most = worker_count + 1, .threads = worker_count + 1, .steps = 1};
+  if (choice->steps++ % STEPS_A_CHOICE == 0 || choice->most != most) {
+    *choice = (mlcpipe_step_threads){.most = most, .threads = most, .steps = 1};
   }
   most_threads = choice->threads;
   if (choice->steps > STEPS_A_CHOICE / 2) choice = NULL; /* crowded all the time: no choice comes of it */
   step_began = now_ns();
 }
 
-static void end_step(void) {
-  const int64_t now = now_ns(), ns = now - step_began;
+static void end_step(int64_t now) {
+  const int64_t ns = now - step_began;
   if (choice != NULL && !choice->chosen && now >= atomic_load(&crowd.until)) {
     if (!choice->ns || ns < choice->ns) choice->ns = ns;
     if (++choice->tries == TRIES) {
@@ -528,7 +529,7 @@ int mlcpipe_pool_threads(int count, int fixed) {
 
 void mlcpipe_pool_begin_step(mlcpipe_step_threads* choices, int64_t rows) { begin_step(choices, rows); }
 
-void mlcpipe_pool_end_step(void) { end_step(); }
+void mlcpipe_pool_end_step(void) { end_step(now_ns()); }
 
 void mlcpipe_pool_watch(const int* flag, int64_t tokens) {
   cancelled = flag;
@@ -600,13 +601,13 @@ __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self,
  * -1: begins something else, on all threads. Returns how many threads its loops run on from now on. */
 __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_step(void* self, const Any* arguments, int32_t count,
                                                                  Any* result) {
-  static mlcpipe_step_threads choices[MLCPIPE_ROW_CLASSES];
+  static _Thread_local mlcpipe_step_threads choices[MLCPIPE_ROW_CLASSES];
   (void)self;
   const int64_t rows = count > 0 ? arguments[0].value : 0;
   if (rows) {
     begin_step(choices, rows > 0 ? rows : INT64_MAX);
   } else {
-    end_step();
+    end_step(now_ns());
   }
   *result = (Any){ANY_INT, 0, most_threads ? most_threads : worker_count + 1};
   return 0;

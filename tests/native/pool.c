@@ -48,9 +48,8 @@ static int chosen(const int64_t* ns, int64_t rows) {
   for (int i = 0; i < 100; i++) {
     begin_step(choices, rows);
     const int threads = most_threads ? most_threads : worker_count + 1;
-    step_began = now_ns() - ns[threads];
     atomic_store(&crowd.until, 0);
-    end_step();
+    end_step(step_began + ns[threads]);
   }
   begin_step(choices, rows);
   return most_threads ? most_threads : worker_count + 1;

@@ -178,7 +178,7 @@ def test_a_chat_goes_on_in_a_file(program: Path, demo_bundles: Bundles, demo: En
         (["-m", "BUNDLE", "-p", "x", "--sequences", "2"], "--sequences and --kv-tokens have no effect"),
         (["doctor", "-m", "BUNDLE", "--kv-tokens", "4096"], "--kv-tokens has no effect"),
         (["serve", "-m", "BUNDLE", "--sequences", "9"], "--sequences; expected 1 to 8; found 9"),
-        (["serve", "-m", "BUNDLE", "--draft", "x"], "draft; expected off, or of an engine of several sequences lookup"),
+        (["serve", "-m", "BUNDLE", "--draft", "x"], "draft; expected off, or lookup with several sequences"),
         (["serve", "-m", "BUNDLE", "--context", "512", "--kv-tokens", "511"], "kv_tokens; expected 512 to 2048"),
         (["-m", "BUNDLE"], "no prompt; expected -p TEXT"),
         (["-m", "BUNDLE", "-p", "x", "--context", "100000"], "context length; expected 1 to"),

@@ -63,9 +63,7 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
       variant_(ChooseVariant(manifest_, options.variant).name),
       plan_(manifest_, ChooseVariant(manifest_, variant_), options, device_.Free()) {
   if (!options.draft.empty() && options.draft != "off" && (options.draft != "lookup" || !options.sequences)) {
-    throw Error(Code::kUsage, "draft")
-        .Expected("off, or of an engine of several sequences lookup")
-        .Found(options.draft);
+    throw Error(Code::kUsage, "draft").Expected("off, or lookup with several sequences").Found(options.draft);
   }
   plan_.CheckFits();
   const WeightIndex index(manifest_);

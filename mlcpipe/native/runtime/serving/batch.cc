@@ -73,18 +73,21 @@ void Batch::TakeNews() {
 void Batch::Begin(uint64_t number, Client client) {
   Answer answer;
   answer.came = Clock::now();
-  client.request.drafts = drafts_;
-  answer.statistics.prompt_tokens = static_cast<int64_t>(client.request.tokens.size());
-  try {
-    answer.row.emplace(manifest_.model.vocab_size, client.sampling, client.request.tokens);
-    answer.sequence = scheduler_.Submit(client.request);
-  } catch (const Error& error) {
-    client.on_end(answer.statistics, std::nullopt, &error);
-    return;
-  }
   answer.client = std::move(client);
-  const int64_t id = answer.sequence->id;
-  answers_.emplace(id, std::make_pair(number, std::move(answer)));
+  Request& request = answer.client.request;
+  request.drafts = drafts_;
+  answer.statistics.prompt_tokens = static_cast<int64_t>(request.tokens.size());
+  const auto refuse = [&](const Error& error) { answer.client.on_end(answer.statistics, std::nullopt, &error); };
+  try {
+    answer.row.emplace(manifest_.model.vocab_size, answer.client.sampling, request.tokens);
+    answer.sequence = scheduler_.Submit(request);
+    answers_.try_emplace(answer.sequence->id, number, std::move(answer));
+  } catch (const Error& error) {
+    refuse(error);
+  } catch (const std::bad_alloc&) {
+    if (answer.sequence) scheduler_.Cancel(answer.sequence, End::kError);
+    refuse(Error(Code::kResource, "the system gives no more memory"));
+  }
 }
 
 size_t Batch::Step() {

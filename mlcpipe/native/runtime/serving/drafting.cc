@@ -1,14 +1,16 @@
 #include "serving/drafting.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace mlcpipe::serving {
 namespace {
 
-constexpr size_t kLeastMatch = 2;   // a single token in common says little
-constexpr int kCandidates = 32;     // places with the last two tokens that are compared, the latest ones
-constexpr double kStep = 0.2;       // how far one token, right or wrong, moves a rate
-constexpr double kLittle = 0.01;    // of a step
+constexpr size_t kFirstPlaces = 64;  // a power of two
+constexpr size_t kLeastMatch = 2;    // a single token in common says little
+constexpr int kCandidates = 32;      // places with the last two tokens that are compared, the latest ones
+constexpr double kStep = 0.2;        // how far one token, right or wrong, moves a rate
+constexpr double kLittle = 0.01;     // of a step
 constexpr int64_t kFirstLooks = 64;  // before they can be said not to pay
 constexpr int64_t kSeldom = 16;      // steps, one of which looks even where that does not pay
 constexpr double kStepOfSearch = 0.03;  // how far one step moves the estimates of what looking costs and saves
@@ -28,14 +30,16 @@ void Search::Learn(double spent, double saved, double step) {
   steps_ += kStepOfSearch * (step - steps_);
 }
 
-Lookup::Lookup(int64_t most, const std::set<int32_t>& stops) : stops_(stops) {
+Lookup::Lookup(const std::set<int32_t>& stops) : stops_(stops), latest_(kFirstPlaces), earlier_(1) {
   rates_.fill(kFirstRate);
-  text_.reserve(static_cast<size_t>(most));
-  earlier_.reserve(static_cast<size_t>(most) + 1);
-  earlier_.push_back(0);
-  size_t places = 4;
-  while (places < 2 * static_cast<size_t>(most)) places *= 2;
-  latest_.resize(places);
+}
+
+// Twice as many places.
+void Lookup::Grow() {
+  const std::vector<uint32_t> ends = std::exchange(latest_, std::vector<uint32_t>(2 * latest_.size()));
+  for (const uint32_t end : ends) {
+    if (end) LatestOf(text_[end - 2], text_[end - 1]) = end;
+  }
 }
 
 // The place of a pair, which is free where it has not occurred. A pair ends at the number of tokens up to it.
@@ -74,6 +78,7 @@ void Lookup::Learn(const int32_t* begin, const int32_t* end) {
 void Lookup::Extend(const int32_t* begin, const int32_t* end) {
   for (; begin != end; ++begin) {
     text_.push_back(*begin);
+    if (2 * text_.size() > latest_.size()) Grow();
     if (text_.size() == 1) {
       earlier_.push_back(0);
       continue;

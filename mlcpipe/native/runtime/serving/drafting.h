@@ -54,8 +54,8 @@ class Search {
 // Saxena 2023). How often a match of a length was right is learned from every token, drafted or not.
 class Lookup {
  public:
-  // Of at most so many tokens. A draft goes up to one of `stops`.
-  Lookup(int64_t most, const std::set<int32_t>& stops);
+  // A draft goes up to one of `stops`.
+  explicit Lookup(const std::set<int32_t>& stops);
 
   // What may follow these tokens, prompt and answer; they only grow from call to call.
   Draft Propose(const std::vector<int32_t>& tokens);
@@ -72,6 +72,7 @@ class Lookup {
   std::array<double, kMostMatch + 1> rates_;  // by the length of a match
   size_t match_ = 0;
 
+  void Grow();
   uint32_t& LatestOf(int32_t before, int32_t token);
   void Learn(const int32_t* begin, const int32_t* end);
   void Extend(const int32_t* begin, const int32_t* end);

@@ -68,7 +68,6 @@ SequencePointer Scheduler::Submit(Request request) {
   }
   auto sequence = std::make_shared<Sequence>(next_id_++, std::move(request), pool_.groups.size());
   sequence->tokens.reserve(static_cast<size_t>(most));
-  if (sequence->request.drafts) sequence->lookup.emplace(most, sequence->request.stop_ids);
   for (auto& table : sequence->tables) table.reserve(static_cast<size_t>(PagesOf(most)));
   admission_.Move(sequence, State::kWaiting);
   if (const auto deadline_s = sequence->request.deadline_s) deadlines_[{*deadline_s, sequence->id}] = sequence;
@@ -127,7 +126,7 @@ bool Scheduler::DraftAnswers() {
   const Ordered& running = admission_.running;
   const auto answers = static_cast<int64_t>(running.size());
   const int64_t room = std::min(kMostDrafted, limits.decode_rows - answers);
-  const auto drafts_itself = [](const SequencePointer& one) { return one->lookup.has_value(); };
+  const auto drafts_itself = [](const SequencePointer& one) { return one->request.drafts; };
   if (room <= 0 || std::none_of(running.begin(), running.end(), drafts_itself)) return false;
   Load load;
   load.decode = answers;
@@ -136,7 +135,8 @@ bool Scheduler::DraftAnswers() {
   drafts_.clear();
   for (const SequencePointer& one : running) {
     Draft& draft = drafts_.emplace_back();
-    if (!one->lookup) continue;
+    if (!one->request.drafts) continue;
+    if (!one->lookup) one->lookup.emplace(one->request.stop_ids);
     draft = one->lookup->Propose(one->tokens);
     const int64_t left = std::min(one->request.max_tokens - one->answer(), limits.context - one->length()) - 1;
     draft.tokens.Cut(left);

@@ -192,7 +192,7 @@ def _with_cors(guard: Guard, rules: Rules) -> Any:
 def check_tls(tls: tuple[Path, Path]) -> None:
     """Raises UsageError for files that are no certificate with its key."""
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls, password=lambda: "")
     except OSError as error:  # SSLError is one
         raise UsageError(
             "--tls-cert and --tls-key", where=tls[0], expected="a certificate in PEM and its key, without a password",

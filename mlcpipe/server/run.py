@@ -185,7 +185,7 @@ def _with_cors(guard: Guard, rules: Rules) -> Any:
         return guard
     return CORSMiddleware(
         cast(Any, guard), allow_origin_regex=rules.origin_pattern, allow_methods=["*"], allow_headers=["*"],
-        allow_private_network=True, expose_headers=["retry-after", "x-cache"],
+        expose_headers=["retry-after", "x-cache"],
     )  # fmt: skip
 
 

@@ -149,7 +149,8 @@ void Run() {
     std::cout << ",\"has_work\":" << scheduler.has_work() << "}\n";
   }
   PrintList(sequences, [](const SequencePointer& one) {
-    std::cout << "[\"" << (one->miss.reason ? one->miss.reason : "") << "\"," << one->miss.token << "]";
+    std::cout << "[\"" << (one->miss.reason ? one->miss.reason : "") << "\"," << one->miss.token << "," << one->drafted << ","
+              << one->accepted << "]";
   });
 }
 

@@ -40,7 +40,7 @@ def _listed(numbers: Iterable[object]) -> list[object]:
 
 
 def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the program makes of a trace's requests and drawn tokens, by turn; last why no more was reused, by request."""
+    """What the program makes of a trace's requests and drawn tokens, by turn; last what each request says of its cache and drafts."""
     limits, groups = trace["limits"], trace["groups"]
     above = -1 if limits["recompute_above"] is None else limits["recompute_above"]
     words: list[object] = [len(groups), *(group[name] for group in groups for name in ("pages", "window"))]
@@ -68,9 +68,10 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def assert_same_plans(program: Path, trace: dict[str, Any]) -> None:
-    *found, misses = replayed(program, trace)
+    *found, requests = replayed(program, trace)
     assert len(found) == len(trace["turns"])
-    assert misses == trace.get("misses", misses)
+    misses, drafted = [one[:2] for one in requests], [sum(one[at] for one in requests) for at in (2, 3)]
+    assert (misses, drafted) == (trace.get("misses", misses), trace.get("drafted", drafted))
     for number, (expected, one) in enumerate(zip(trace["turns"], found)):
         assert one["cancelled"] == 1, number
         for name in ("expired", "plan", "events"):
@@ -115,7 +116,8 @@ class Failing(Recording):
     def trace(self) -> dict[str, Any]:
         misses = [one.miss or CacheMiss("") for one in self.everybody]
         listed = [[one.reason, -1 if one.token is None else one.token] for one in misses]
-        return {**super().trace(), "failed": self.failed, "misses": listed}
+        drafted = [self.scheduler.totals.drafted, self.scheduler.totals.accepted]
+        return {**super().trace(), "failed": self.failed, "misses": listed, "drafted": drafted}
 
 
 def drafting_trace(seed: int) -> Failing:

@@ -124,10 +124,11 @@ def test_drafts_change_no_answer(native: Open) -> None:
         while engine.step():
             pass
         found.append([one.tokens for one in several])
+        # How many are drafted follows from measured times: test_scheduler.py counts them on a simulated clock.
         drafted, accepted = (
             sum(getattr(one.end, f"{name}_tokens") for one in several) for name in ("drafted", "accepted")
         )
-        assert drafted == accepted == 0 if draft == "off" else 0 < accepted < drafted
+        assert drafted == accepted == 0 if draft == "off" else accepted <= drafted
         again = [engine.submit([*one, *answer, 5], drawn[at % 3], max_tokens=10)
                  for at, (one, answer) in enumerate(zip(prompts, found[-1]))]  # fmt: skip
         while engine.step():

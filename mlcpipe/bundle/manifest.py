@@ -123,7 +123,7 @@ class MemoryPlan(Frozen):
     `weights_bytes` are those of the device; without the `host_bytes` of tables whose rows hosts gather for each step.
     `decode_weights_bytes` counts the weights that a decode step reads: only the chosen experts, and one row of
     an embedding that is not tied to the output. None (unknown) means all weights. `attention_bytes` bounds the memory
-    of attention for a prompt's chunk if the scratch of kernels is not known.
+    of attention and delta nets for a prompt's chunk if the scratch of kernels is not known.
     """
 
     weights_bytes: Count

@@ -69,6 +69,8 @@ _POPULAR = (
     ("gte-multilingual-base", "new"),
     ("nomic-embed-text v1.5, v2", "nomic_bert"),
 )
+# Of them those that need what their family has not yet; its file says what.
+_REFUSED = ("Ling-3.0-Flash",)
 
 
 def page() -> str:
@@ -97,7 +99,7 @@ def page() -> str:
 def _popular(models: str, model_type: str) -> tuple[str, str, str, str]:
     tower = TOWERS.get(model_type)
     encoder = encoder_of({"model_type": model_type}) is not None
-    known = encoder or (tower or model_type) in model_types()
+    known = (encoder or (tower or model_type) in model_types()) and models not in _REFUSED
     gguf = (tower or model_type) in gguf_families()
     return models, f"`{model_type}`", ("the text" if tower else "yes") if known else "no", "yes" if gguf else ""
 

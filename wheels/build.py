@@ -62,10 +62,10 @@ class Machine:
         """Folders of libstdc++'s headers: the system's own, or Debian's for cross compilers."""
         triple = f"{self.name}-linux-gnu"
         own, cross = Path("/usr/include"), Path("/usr", triple, "include")
-        for newest in sorted(own.joinpath("c++").glob("*"), reverse=True):
+        for newest in sorted(own.joinpath("c++").glob("*"), key=_version, reverse=True):
             if (found := own / triple / "c++" / newest.name).is_dir():
                 return [newest, found]
-        for newest in sorted(cross.joinpath("c++").glob("*"), reverse=True):
+        for newest in sorted(cross.joinpath("c++").glob("*"), key=_version, reverse=True):
             return [newest, newest / triple]
         raise SystemExit(f"no libstdc++ for {self.name}: apt-get install g++ g++-aarch64-linux-gnu")
 
@@ -73,7 +73,15 @@ class Machine:
         """A library of GCC's runtime."""
         triple = f"{self.name}-linux-gnu"
         places = Path("/usr/lib", triple), Path("/lib", triple), Path("/usr", triple, "lib")
-        return next(path for place in places if (path := place / name).exists())
+        if (found := next((path for place in places if (path := place / name).exists()), None)) is None:
+            raise SystemExit(f"no {name} for {self.name}: apt-get install g++ g++-aarch64-linux-gnu")
+        return found
+
+
+def _version(folder: Path) -> int:
+    """Of libstdc++'s headers."""
+    number = folder.name.partition(".")[0]
+    return int(number) if number.isdigit() else -1
 
 
 def compile_pool(machine: Machine) -> Path:

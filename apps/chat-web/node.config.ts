@@ -1,4 +1,4 @@
-/** The engine of pages alone, for Node, where tests/webgpu runs it: `vite build --config node.config.ts`. */
+/** The engine of pages alone, for Node, where tests/webgpu runs it: `npm run build:node`. */
 
 import { defineConfig } from "vite";
 

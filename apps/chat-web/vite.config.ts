@@ -13,6 +13,9 @@ const IN_WORKER = {
   "@huggingface/tokenizers": "LICENSE",
 };
 
+/** Engines that a page may never need: the service worker keeps those that the bundles of its site are for. */
+const ENGINE = /^assets\/worker-(engine|webllm)-/;
+
 /** Builds `sw.js` last, with the list of all files of the page in it: only then are their names known. */
 function serviceWorker(): Plugin {
   let outDir = "dist";
@@ -35,7 +38,11 @@ function serviceWorker(): Plugin {
       const result = await build({
         configFile: false,
         logLevel: "warn",
-        define: { __PRECACHE__: JSON.stringify(files), __BUILD__: JSON.stringify(hash.digest("hex").slice(0, 12)) },
+        define: {
+          __PRECACHE__: JSON.stringify(files.filter((file) => !ENGINE.test(file))),
+          __ENGINES__: JSON.stringify(files.filter((file) => ENGINE.test(file))),
+          __BUILD__: JSON.stringify(hash.digest("hex").slice(0, 12)),
+        },
         build: { write: false, lib: { entry: "src/sw.ts", formats: ["iife"], name: "sw" } },
       });
       const output = (Array.isArray(result) ? result[0]! : result) as { output: { type: string; code?: string }[] };

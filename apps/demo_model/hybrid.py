@@ -3,7 +3,7 @@
 Qwen 3.5's architecture in transformers' classes, with the corpus and the tokenizer of the demo model: three layers of
 gated delta nets, one of attention, and a layer that drafts (multi-token prediction, DeepSeek-V3 2.2, as
 `mlcpipe/nn/next_token.py` defines it). Tests chat with it. Writes `hybrid/`, weights in float16. Needs torch and
-transformers (the `dev` extra). A run that was stopped continues; --seconds stops it.
+transformers (the `dev` extra). A run that was stopped, by --seconds or Ctrl-C, continues.
 """
 
 from __future__ import annotations
@@ -161,16 +161,19 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tokenizer = Tokenizer.from_file(str(corpus.HERE / "checkpoint" / "tokenizer.json"))
-    run, began, total = Run(arguments.state), time.monotonic(), 0.0
+    run, began, losses = Run(arguments.state), time.monotonic(), list[float]()
     print(f"{sum(w.numel() for w in run.hybrid.tensors().values())} weights, {run.steps} steps done", flush=True)
     seed = RECIPE.seed + run.steps
     batches = Rows(tokenizer, RECIPE, corpus.sampler(seed, TOPICS), seed).batches()
-    while run.steps < RECIPE.steps and time.monotonic() - began < arguments.seconds:
-        total += run.step(next(batches))
-        if run.steps % 25 == 0:
-            print(f"step {run.steps} loss {total / 25:.4f} {time.monotonic() - began:.0f} s", flush=True)
-            total = 0.0
-    run.save()
+    try:
+        while run.steps < RECIPE.steps and time.monotonic() - began < arguments.seconds:
+            losses.append(run.step(next(batches)))
+            if run.steps % 25 == 0:
+                mean = sum(losses) / len(losses)
+                print(f"step {run.steps} loss {mean:.4f} {time.monotonic() - began:.0f} s", flush=True)
+                losses.clear()
+    finally:
+        run.save()
     save_checkpoint(run.hybrid, tokenizer, arguments.output)
 
 

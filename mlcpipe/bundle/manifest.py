@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from mlcpipe.bundle.quality import QualityInfo
 from mlcpipe.bundle.row_runs import MAX_ROWS, order_of
@@ -123,7 +123,7 @@ class MemoryPlan(Frozen):
     `weights_bytes` are those of the device; without the `host_bytes` of tables whose rows hosts gather for each step.
     `decode_weights_bytes` counts the weights that a decode step reads: only the chosen experts, and one row of
     an embedding that is not tied to the output. None (unknown) means all weights. `attention_bytes` bounds the memory
-    of attention for a prompt's chunk if the scratch of kernels is not known.
+    of attention and delta nets for a prompt's chunk if the scratch of kernels is not known.
     """
 
     weights_bytes: Count
@@ -337,6 +337,14 @@ class Manifest(Frozen):
     )
     quality: QualityInfo | None = Field(default=None, description="what `mlcpipe quality` measured, if it was run")
     files: Table[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")
+
+    @field_validator("params")
+    @classmethod
+    def _has_gathered(cls, params: tuple[ParamInfo, ...], info: ValidationInfo) -> tuple[ParamInfo, ...]:
+        gathered = info.data["model"].gathered if "model" in info.data else ()
+        if sorted(gathered) != sorted({p.name for p in params if len(p.shape) == 2}.intersection(gathered)):
+            raise ValueError("those of model.gathered, which are matrices, each once")
+        return params
 
     @property
     def kv_bytes_per_token(self) -> int:

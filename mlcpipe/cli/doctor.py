@@ -118,7 +118,7 @@ def _machine(bandwidth: bool) -> Iterator[Finding]:
     physical, logical = core_counts()
     threads = env().threads
     chosen = f"MLCPIPE_THREADS asks for {threads}" if threads else f"{physical} threads are used"
-    yield Finding("cores", "note", f"{physical} physical, {logical} logical; {chosen}")
+    yield Finding("cores", "note", f"{physical} that it may use, {logical} logical; {chosen}")
     if cache := last_cache_bytes():
         yield Finding("last cache", "note", byte_size(cache))
     yield Finding("memory", "note", f"{byte_size(psutil.virtual_memory().total)}, {free_memory()}")

@@ -69,6 +69,8 @@ def serve_command(options: ServeOptions) -> None:
     bound, host, console = bound_socket(options.host, options.port), options.host, stderr_console()
     with bound:
         loopback = is_loopback(bound.getsockname()[0])
+        if loopback and options.no_key:
+            raise UsageError("--no-key has no effect", expected="--host of a network", found=host)
         if not loopback and not options.keys and not options.no_key:
             raise UsageError(
                 f"--host {host} opens the server to a network", expected="--api-key, or MLCPIPE_API_KEY",
@@ -85,6 +87,8 @@ def serve_command(options: ServeOptions) -> None:
         )  # fmt: skip
         if not loopback and not options.keys:
             say(console, f"warning: everybody who reaches {host} may use the model")
+        if "*" in rules.origins and not options.keys:
+            say(console, "warning: every page that a browser here opens may use the model")
         if options.ray is not None:
             check_on_host(manifest, options.device)
         names = (options.name or _name_of(options.model, manifest), *(options.alias or ()))

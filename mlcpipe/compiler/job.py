@@ -19,7 +19,8 @@ from mlcpipe.compiler.export import (
     prepare_model,
 )
 from mlcpipe.errors import ConfigError, TargetError
-from mlcpipe.nn.language_model import LanguageModel, ModelFacts
+from mlcpipe.nn.gated_delta import GatedDelta
+from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
@@ -36,6 +37,7 @@ from mlcpipe.tuned.local_records import local_records
 from mlcpipe.weights.convert import param_infos
 from mlcpipe.weights.native_formats import keep, planned
 from mlcpipe.weights.table import Weight, as_named, check_sources, stored, weight_table
+from tir_schedules.gpu.delta_chunks import work_size
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,18 @@ def lower(
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
     return Job(
         checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype,
-        tuple(model.states()), _attention_bytes(model, chunk), embedding, eagle_info(model),
+        tuple(model.states()), attention_bytes(model, chunk), embedding, eagle_info(model),
     )  # fmt: skip
 
 
-def _attention_bytes(model: LanguageModel, chunk: int) -> int:
-    """A chunk's embeddings, queries, keys and values, which stand for what attention keeps of a step."""
+def attention_bytes(model: LanguageModel, chunk: int) -> int:
+    """Bytes of a chunk's embeddings, queries, keys and values, which stand for what attention keeps of a step, and of
+    what kernels of delta nets keep on GPUs.
+    """
+    deltas = (block.spec for block in blocks_of(model.model, GatedDelta))
+    work = (of.value_heads * work_size(of.key_dim, of.value_dim) for of in deltas)
     heads = ((2 * of.num_heads + 2 * of.num_kv_heads + 16) * of.head_dim for of in model.attentions())
-    return 4 * chunk * (model.facts.hidden_size + max(heads, default=0))
+    return 4 * chunk * (model.facts.hidden_size + max(heads, default=0) + max(work, default=0))
 
 
 def _from_checkpoint(

@@ -107,7 +107,7 @@ def _gb_s(pool: ThreadPoolExecutor, reader: Callable[[Uint64s], None], parts: li
     import statistics
     from threading import Barrier
 
-    together = Barrier(len(parts))
+    together = Barrier(len(parts), timeout=60)  # a thread that cannot start must not hold up the others
 
     def read(part: Uint64s) -> tuple[float, float]:
         reader(part)

@@ -1,6 +1,6 @@
 """Ling 3 (inclusionAI 2026): Kimi Linear's delta nets with bounded decays, gated latent attention, groups of experts.
 
-Models: Ling-3.0-Flash.
+Models: Ling-3.0-tiny; not Ling-3.0-Flash, whose last layers limit what experts multiply.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from mlcpipe.models.glm4_moe import grouped_routing
 from mlcpipe.models.glm4_moe_lite import sparse_where_listed
 from mlcpipe.models.kimi_linear import DELTA, channel_delta, mixers, renamed
 from mlcpipe.models.qwen3_5_text import KINDS
-from mlcpipe.nn.base_config import Defaults
+from mlcpipe.nn.base_config import BaseConfig, Defaults
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.config import Fields, layer_kinds
+from mlcpipe.nn.config import Fields, layer_kinds, rope_table
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.moe import expert_counts
 from mlcpipe.nn.names import CheckpointNames
+from mlcpipe.nn.rope import Rope
 
 DEFAULTS = Defaults(positions=262144, theta=6e6)
 NAMES = CheckpointNames(
@@ -33,15 +34,29 @@ NAMES = CheckpointNames(
     },
     also={"attention.dense": "attention.o_proj"},
 )
+# What published files say; Ling 2.6, of the same `model_type`, says otherwise.
+FIXED: Mapping[str, list[Any]] = {
+    **ROUTER,
+    "gated_attention_proj_granularity_type": [None, "head_wise"],
+    "group_norm_size": [None, 1],
+    "hidden_act": [None, "silu"],
+    "linear_silu": [None, True],
+    "moe_router_enable_expert_bias": [None, True],
+    "no_kda_lora": [None, True],
+    "score_function": [None, "sigmoid"],
+    "use_mla_nope": [None, False],
+    "use_qkv_bias": [None, False],
+}
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Ling 3 config.json. Raises ConfigError for unsupported fields."""
     whole = Fields(config)
     dim = whole.integer("linear_head_dim", whole.integer("head_dim", 128), high=1024)
-    fixed = {**ROUTER, "hidden_act": [None, "silu"]}
-    base = read_latent_base(renamed(config), DEFAULTS, fixed, head_dims=[dim])
+    base = read_latent_base(renamed(config), DEFAULTS, FIXED, head_dims=[dim])
     fields, count = base.fields, base.num_layers
+    limits = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+    fields.refuse(**dict.fromkeys(limits, [None, [0] * count]))
     sizes = (
         fields.integer("linear_num_heads", base.num_heads, high=4096),
         dim,
@@ -55,4 +70,12 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     routing = grouped_routing(fields, *expert_counts(fields, 512, 8), normalize=True, groups=(8, 4), scale=2.5)
     shared = fields.integer("n_shared_experts", 1, low=0)
     mlp = sparse_where_listed(base, routing, dense=2, shared=shared, width=768)
-    return decoder(base, mixers(attends, latent, delta), mlp)
+    return decoder(base, mixers(attends, latent, delta), mlp, ropes=[_rope(base, dim)])
+
+
+def _rope(base: BaseConfig, dim: int) -> Rope:
+    """All of the rotated part turns: files that call that a part of a head of `dim` say the same once more."""
+    table, same = rope_table(base.fields), [None, 1.0, base.head_dim / dim]
+    for fields in (base.fields, Fields(table, "config.json rope_parameters")):
+        fields.refuse(partial_rotary_factor=same, rotary_dim=[None, base.head_dim])
+    return base.read_rope({**table, "partial_rotary_factor": 1.0}, base.theta, partial=1.0)

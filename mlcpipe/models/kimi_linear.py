@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlcpipe.errors import ConfigError
 from mlcpipe.models.deepseek_v3 import ROUTER, latent_spec, read_latent_base
 from mlcpipe.models.glm4_moe import grouped_routing
 from mlcpipe.models.glm4_moe_lite import sparse_where_listed
@@ -61,14 +62,25 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     dim = own.integer("head_dim", fields.integer("linear_head_dim", 128), high=1024)
     taps = own.integer("short_conv_kernel_size", fields.integer("linear_conv_kernel_dim", 4), low=2, high=64)
     delta = channel_delta(base, (heads, dim, taps), z="g_a_proj", a="f_a_proj", rank=dim)
-    full = own.get("full_attn_layers")
-    stated = [i + 1 in full for i in range(count)] if isinstance(full, list) else None
-    attends = layer_kinds(fields, count, KINDS) or stated or [i > 0 and i % 4 == 0 for i in range(count)]
-    latent = latent_spec(base, q_rank=None, interleaved=False)
+    attends = layer_kinds(fields, count, KINDS) or _listed(own, count)
+    latent = latent_spec(base, q_rank=None, interleaved=False, rope={})
     routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True, scale=2.446)
     shared = fields.integer("n_shared_experts", 1, low=0)
     mlp = sparse_where_listed(base, routing, dense=1, shared=shared, width=1024)
     return decoder(base, mixers(attends, latent, delta), mlp, rotated=[False] * count)
+
+
+def _listed(own: Fields, count: int) -> list[bool]:
+    """Whether each layer attends, by the numbers of layers from 1 that `linear_attn_config` lists."""
+    full = own.get("full_attn_layers")
+    if full is None:
+        own.refuse(kda_layers=[None])
+        return [i > 0 and i % 4 == 0 for i in range(count)]
+    if not isinstance(full, list) or not all(type(one) is int and 0 < one <= count for one in full):
+        expected = f"a list of layers from 1 to {count}"
+        raise ConfigError("field full_attn_layers", where=own.where, expected=expected, found=repr(full)[:80])
+    own.refuse(kda_layers=[None, [i + 1 for i in range(count) if i + 1 not in full]])
+    return [i + 1 in full for i in range(count)]
 
 
 def mixers(attends: Sequence[bool], latent: LatentSpec, delta: DeltaSpec) -> list[Mixer]:
@@ -78,8 +90,14 @@ def mixers(attends: Sequence[bool], latent: LatentSpec, delta: DeltaSpec) -> lis
 
 
 def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields as other families call them."""
-    return {ALIASES.get(name, name): value for name, value in config.items()}
+    """The fields as other families call them. Raises ConfigError for one that has two names and two values."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        known = ALIASES.get(name, name)
+        if found.setdefault(known, value) != value:
+            values = f"{found[known]!r} and {value!r}"[:80]
+            raise ConfigError(f"field {known} has two names", where="config.json", expected="one value", found=values)
+    return found
 
 
 def channel_delta(base: BaseConfig, sizes: tuple[int, int, int], *, z: str, a: str, **options: Any) -> DeltaSpec:

@@ -55,13 +55,13 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         options = {"qkv_bias": of_projections, "o_bias": of_projections, "gate": gate}
         return base.attention(window=windows[kind], norm="head", **options)
 
-    tables = Fields(fields.get("rope_parameters", ROPES), "config.json rope_parameters")
+    tables = Fields(fields.table("rope_parameters"), "config.json rope_parameters")
     tables.refuse(**{name: () for name in tables.values if name not in ROPES})
     sandwich = fields.flag("use_sandwich_norm", True)
     return decoder(
         base,
         [mixer(i, kind) for i, kind in enumerate(kinds)],
         form=replace(PRE_NORM, after_mixer="post_operator_norm", after_mlp="post_ffn_norm") if sandwich else PRE_NORM,
-        ropes=[base.read_rope(tables.table(kind), 1e4, partial=1.0, kinds=ROPE_KINDS) for kind in ROPES],
+        ropes=[base.read_rope(tables.get(kind, of), 1e4, partial=1.0, kinds=ROPE_KINDS) for kind, of in ROPES.items()],
         rope_of=[int(kind == SLIDING) for kind in kinds],
     )

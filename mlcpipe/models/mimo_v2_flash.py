@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.errors import ConfigError
 from mlcpipe.models.deepseek_v3 import ROUTER
 from mlcpipe.models.glm4_moe import grouped_routing
 from mlcpipe.models.glm4_moe_lite import sparse_where_listed
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.config import Fields, layer_windows
+from mlcpipe.nn.config import Fields, layer_kinds, layer_windows
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.moe import expert_counts
 from mlcpipe.nn.names import CheckpointNames
@@ -44,12 +43,10 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, **FIXED)
     fields, count = base.fields, base.num_layers
     fields.refuse(moe_layer_freq=[None, [int(i > 0) for i in range(count)]])
-    pattern = fields.get("hybrid_layer_pattern", [int(i > 0 and (i + 1) % 6 > 0) for i in range(count)])
-    if not isinstance(pattern, list) or len(pattern) != count:
-        raise ConfigError("field hybrid_layer_pattern", where=fields.where, expected=f"{count} values", found=pattern)
+    slides = layer_kinds(fields, count, {0: False, 1: True}, name="hybrid_layer_pattern")
     before = fields.optional_integer("sliding_window_size", None)  # without the query itself
     window = fields.integer("sliding_window", 129) if before is None else before + 1
-    windows = layer_windows(fields, window, [bool(one) for one in pattern])
+    windows = layer_windows(fields, window, slides or [i > 0 and (i + 1) % 6 > 0 for i in range(count)])
     routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True)
     tables = Fields(fields.table("rope_parameters"), "config.json rope_parameters")
     tables.refuse(**{name: () for name in tables.values if name not in KINDS})

@@ -1,6 +1,6 @@
 """MiniMax 01 (MiniMax 2025): lightning attention in most layers, experts; the residual stream is what norms make.
 
-Models: MiniMax-Text-01, MiniMax-M1, of those whose whole heads rotate.
+Models: MiniMax-Text-01, MiniMax-M1.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ from mlcpipe.nn.norm import NormSpec
 __all__ = ["NAMES", "build"]
 
 DEFAULTS = Defaults(positions=131072, num_kv_heads=8, norm=NormSpec(eps=1e-5), theta=1e6)
+# What published files say and no model of the family does otherwise.
+FIXED: Mapping[str, list[Any]] = {
+    "attention_bias": [None, False],
+    "mlp_bias": [None, False],
+    "postnorm": [None, True],
+    "shared_intermediate_size": [None, 0],
+}
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a MiniMax config.json. Raises ConfigError for unsupported fields."""
-    base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
+    base = read_base(config, DEFAULTS, **FIXED)
     fields, count = base.fields, base.num_layers
-    fields.refuse(rotary_dim=[None, base.head_dim], shared_intermediate_size=[None, 0], postnorm=[None, True])
+    rotated = fields.integer("rotary_dim", base.head_dim, high=base.head_dim)
     attention = base.attention(window=fields.optional_integer("sliding_window", None))
     attends = layer_kinds(fields, count, KINDS) or [i % 2 == 0 for i in range(count)]
 
@@ -55,4 +62,5 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         [mixer(i) for i in range(count)],
         lambda i: SparseMoE(base.hidden_size, base.intermediate_size, routing, base.act),
         form=[forms[one] for one in attends],
+        ropes=[base.rope(partial=rotated / base.head_dim)],
     )

@@ -141,8 +141,8 @@ static void account(int64_t gap, int64_t now) {
 
 static int64_t spin_ns(int64_t now) { return now < atomic_load(&crowd.until) ? SHORT_NS : LONG_NS; }
 
-/* What the caller loses inside its tasks, where it looks at no clock. */
-static void check_caller(void) {
+/* What a thread loses inside its tasks, where it looks at no clock. */
+static void check_thread(void) {
 #ifdef RUSAGE_THREAD
   static _Thread_local long known;
   struct rusage usage;
@@ -313,7 +313,8 @@ static void* work(void* argument) {
       const int64_t began = now_ns();
       if (!spin(&loop.go, go, began, STEAL_NS)) {
         run_tasks_of_others(slot, go);
-        if (!spin(&loop.go, go, began, spin_ns(began))) sleep_until_loop(self, go, 1);
+        const int64_t again = now_ns();
+        if (!spin(&loop.go, go, again, spin_ns(again))) sleep_until_loop(self, go, 1);
       }
     }
     go = atomic_load(&loop.go);
@@ -322,13 +323,13 @@ static void* work(void* argument) {
     wake_next(slot, go);
     run_tasks(slot, go);
     if (tasks_of(go) > threads_of(go)) run_tasks_of_others(slot, go);
+    if ((go >> 32) % ROUNDS_A_CHECK == 0) check_thread();
   }
 }
 
-static void wait_for_others(uint64_t go, int64_t began) {
+static void wait_for_others(uint64_t go) {
   const int threads = threads_of(go), tasks = tasks_of(go);
-  const int64_t ended = now_ns();
-  int64_t until = ended + STEAL_NS, last = ended;
+  int64_t last = now_ns(), until = last + STEAL_NS;
   int stolen = 0;
   for (int slot = 0; slot < busy_of(go); slot++) { /* others may have taken tasks of ours */
     const uint64_t all = go >> 32 << 32 | (uint64_t)((tasks - slot + threads - 1) / threads);
@@ -352,7 +353,6 @@ static void wait_for_others(uint64_t go, int64_t began) {
       atomic_store(&loop.waiting, 0);
       pthread_mutex_unlock(&done_mutex);
       last = now_ns();
-      account(last - ended - (ended - began), last); /* a part that takes twice as long as ours was held up */
     }
   }
 }
@@ -422,8 +422,8 @@ static int launch(Body body, void* data, int num_task) {
   }
   run_tasks(0, go);
   if (count > threads) run_tasks_of_others(0, go);
-  wait_for_others(go, began);
-  if (round % ROUNDS_A_CHECK == 0) check_caller();
+  wait_for_others(go);
+  if (round % ROUNDS_A_CHECK == 0) check_thread();
   int status = 0, task = atomic_load(&loop.failed) - 1;
   if (atomic_load(&loop.stopped)) {
     status = raised();
@@ -486,6 +486,7 @@ static void end_step(int64_t now) {
 static void after_fork(void) {
   lost_count += worker_count;
   worker_count = 0;
+  atomic_store(&loop.go, ((atomic_load(&loop.go) >> 32) + 1) << 32); /* no thread begins with the parent's loop */
   atomic_store(&loop.waiting, 0);
   pthread_mutex_init(&admin, NULL);
   pthread_mutex_init(&done_mutex, NULL);

@@ -211,7 +211,7 @@ def _layer_types(config: Fields, layers: int) -> list[bool] | None:
     return layer_kinds(config, layers, {"sliding_attention": True, "full_attention": False})
 
 
-def layer_kinds(config: Fields, layers: int, known: Mapping[str, _T], *, name: str = "layer_types") -> list[_T] | None:
+def layer_kinds(config: Fields, layers: int, known: Mapping[Any, _T], *, name: str = "layer_types") -> list[_T] | None:
     """What `known` says of each layer's type; None if the field is absent. Raises ConfigError for another type."""
     types = config.get(name)
     if types is None:
@@ -220,7 +220,7 @@ def layer_kinds(config: Fields, layers: int, known: Mapping[str, _T], *, name: s
         raise ConfigError(
             f"field {name}",
             where=config.where,
-            expected=f"{layers} of {', '.join(known)}",
+            expected=f"{layers} of {', '.join(map(str, known))}",
             found=_short(types),
         )
     return [known[kind] for kind in types]

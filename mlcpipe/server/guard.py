@@ -59,7 +59,10 @@ class Rules:
     @cached_property
     def origin_pattern(self) -> str:
         """A regular expression for whole origins that may ask."""
-        return "|".join(re.escape(one.rstrip("/")).replace(r"\*", ".*") for one in self.origins)
+        origins = (
+            re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", one.rstrip("/").lower()) for one in self.origins
+        )
+        return "|".join(re.escape(one).replace(r"\*", ".*") for one in origins)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -207,8 +210,8 @@ class Guard:
 
 
 def _as_meant(scope: Scope) -> Scope:
-    """With /v1 where a client's base URL lacks it, without a second slash, and HEAD as GET: uvicorn drops the body."""
-    path = "/" + scope["path"].lstrip("/")
+    """With /v1 where a client's base URL lacks it, without double slashes, and HEAD as GET: uvicorn drops the body."""
+    path = re.sub("/{2,}", "/", scope["path"])
     if path.split("/")[1] in _OF_V1:
         path = f"/v1{path}"
     return {**scope, "path": path, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}

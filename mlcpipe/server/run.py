@@ -185,14 +185,14 @@ def _with_cors(guard: Guard, rules: Rules) -> Any:
         return guard
     return CORSMiddleware(
         cast(Any, guard), allow_origin_regex=rules.origin_pattern, allow_methods=["*"], allow_headers=["*"],
-        allow_private_network=True, expose_headers=["retry-after", "x-cache"],
+        expose_headers=["retry-after", "x-cache"],
     )  # fmt: skip
 
 
 def check_tls(tls: tuple[Path, Path]) -> None:
     """Raises UsageError for files that are no certificate with its key."""
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls, password=lambda: "")
     except OSError as error:  # SSLError is one
         raise UsageError(
             "--tls-cert and --tls-key", where=tls[0], expected="a certificate in PEM and its key, without a password",

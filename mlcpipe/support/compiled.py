@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlcpipe.support.resources import compiled_path, native_path
 
-POOL_SOURCES = (native_path() / "pool.c", native_path() / "kernel_errors.c")
+POOL_SOURCES = tuple(native_path() / name for name in ("pool.c", "runtime/pool.h", "kernel_errors.c"))
 POOL = "pool"
 
 

@@ -193,15 +193,36 @@ def test_phi3_changes_factors_above_its_original_length(fields: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    ("fields", "rotary_dim"),
+    ("family", "fields", "rotary_dim"),
     [
-        ({}, 16),
-        ({"partial_rotary_factor": 0.5}, 8),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, 12),
+        ("phi3", {}, 16),
+        ("phi3", {"partial_rotary_factor": 0.5}, 8),
+        ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, 12),
+        ("minimax", {}, 16),
+        ("minimax", {"rotary_dim": 8}, 8),
+        # Ling's files say what of whole heads turns, which is what latent attention turns anyway.
+        ("bailing_hybrid", {"head_dim": 32, "linear_head_dim": 32, "partial_rotary_factor": 0.5, "rotary_dim": 16}, 16),
+        ("bailing_hybrid", {"linear_head_dim": 32, "rope_parameters": {"partial_rotary_factor": 0.5}}, 16),
     ],
 )
-def test_phi3_rotates_a_part_of_each_head(fields: dict[str, Any], rotary_dim: int) -> None:
-    assert build("phi3", **fields).facts.ropes[0].rotary_dim == rotary_dim
+def test_a_part_of_each_head_rotates(family: str, fields: dict[str, Any], rotary_dim: int) -> None:
+    rope = build(family, **fields).facts.ropes[0]
+    assert (rope.rotary_dim, len(rope.inv_freq)) == (rotary_dim, rotary_dim // 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "rotated"),
+    [({}, (8, 8)), ({"sliding_attention": {"rope_theta": 1e3}}, (8, 8)), ({"full_attention": {}}, (16, 8))],
+)
+def test_kinds_without_a_rope_have_that_of_lfm3(given: dict[str, Any], rotated: tuple[int, int]) -> None:
+    full, sliding = build("lfm3", rope_parameters=given).facts.ropes
+    assert (2 * np.count_nonzero(full.inv_freq), np.count_nonzero(sliding.inv_freq)) == rotated
+
+
+def test_yarn_of_kimi_linear_which_rotates_nothing_scales_nothing() -> None:
+    scales = {build("kimi_linear", **fields).model.layers[3].self_attn.latent.scale
+              for fields in ({}, {"rope_scaling": {**YARN, "mscale_all_dim": 1.0}})}  # fmt: skip
+    assert len(scales) == 1
 
 
 ATTENTION = "model.layers.0.self_attn."

@@ -224,6 +224,28 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", {"num_attention_heads": 2048, "num_key_value_heads": 2048}, "num_attention_heads"),
     ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank"),
     ("deepseek_v2", {"rope_interleave": False}, "rope_interleave"),
+    *(
+        ("kimi_linear", {"linear_attn_config": {"num_heads": 4, "head_dim": 16, **lists}}, word)
+        for lists, word in (
+            ({"full_attn_layers": [400]}, "full_attn_layers"),
+            ({"full_attn_layers": [True]}, "full_attn_layers"),
+            ({"full_attn_layers": "4"}, "full_attn_layers"),
+            ({"full_attn_layers": [4], "kda_layers": [1, 2]}, "kda_layers"),
+            ({"kda_layers": [1, 2, 3]}, "kda_layers"),
+        )
+    ),
+    ("kimi_linear", {"n_group": 2, "num_expert_group": 1}, "n_group has two names"),
+    *(("bailing_hybrid", {f"{of}_swiglu_limit_list": [0, 0, 0, 4.0]}, of) for of in ("expert", "share_expert")),
+    *(
+        ("bailing_hybrid", {field: value}, field)
+        for field, value in (("group_norm_size", 4), ("score_function", "softmax"), ("use_qkv_bias", True))
+    ),
+    *(("bailing_hybrid", {field: 8}, field) for field in ("rotary_dim", "partial_rotary_factor")),
+    ("minimax", {"rotary_dim": 32}, "rotary_dim"),
+    *(
+        ("mimo_v2_flash", {"hybrid_layer_pattern": kinds}, "0, 1")
+        for kinds in ([0, 1], [0, 1, 1, 2], [[], 0, 0, 0], "0")
+    ),
     ("bamba", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
     ("bamba", {"mamba_d_conv": 1}, "mamba_d_conv"),
     ("bamba", {"mamba_d_state": 2048}, "mamba_d_state"),

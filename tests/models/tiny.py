@@ -42,6 +42,8 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
 )
+from transformers.models.minimax import modeling_minimax
+from transformers.models.minimax_m2 import modeling_minimax_m2
 
 from mlcpipe.models import model_types
 from tests.models.legacy import hub_config
@@ -205,6 +207,8 @@ def build_model(case: TinyCase, seed: int) -> Any:
     if type(config) not in auto._model_mapping:
         auto = AutoModelForImageTextToText  # where Mistral 4's text model is
     model = auto.from_config(config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
+    if getattr(config, "rotary_dim", None) and case.model_type == "minimax":
+        _rotate_a_part(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         biases = [one for one in model.named_buffers() if one[0].endswith(("bias", "layer_scalar"))]
@@ -224,6 +228,16 @@ def build_model(case: TinyCase, seed: int) -> Any:
     model.generation_config.suppress_tokens = list(range(TOKENS, model.config.vocab_size))
     model.generation_config.pad_token_id = 0
     return model.eval()
+
+
+def _rotate_a_part(model: Any) -> None:
+    """Have MiniMax rotate `rotary_dim` of each head, as its published files say and its authors' code does, by the code
+    of MiniMax M2: transformers' own rotates whole heads whatever files say.
+    """
+    table = {**model.config.rope_parameters, "partial_rotary_factor": model.config.rotary_dim / model.config.head_dim}
+    like = AutoConfig.for_model("minimax_m2", head_dim=model.config.head_dim, rope_parameters=table)
+    model.model.rotary_emb = modeling_minimax_m2.MiniMaxM2RotaryEmbedding(like)
+    modeling_minimax.apply_rotary_pos_emb = modeling_minimax_m2.apply_rotary_pos_emb  # the same for whole heads
 
 
 def prompt_tokens(case: TinyCase, count: int) -> list[int]:

@@ -371,6 +371,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "linear_attn_beta_factor": 1.9,
             "mlp_alpha_factor": 0.8,
             "mlp_beta_factor": 1.5,
+            "rotary_dim": 8,
             "sliding_window": 8,
             "hidden_act": "gelu",
             "tie_word_embeddings": True,

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { MOST = 500, KEY = 42 };
@@ -42,6 +43,40 @@ static int stress(int rounds) {
   return mlcpipe_pool_threads(1, 0) != 1;
 }
 
+static int slow_run(int task, Group* group, void* data) {
+  (void)task, (void)group, (void)data;
+  usleep(1000);
+  return 0;
+}
+
+static void* run_slowly(void* argument) {
+  return TVMBackendParallelLaunch(slow_run, NULL, 200) ? argument : NULL;
+}
+
+/* Children that are made during a loop of another thread, and run loops with a late task. */
+static int forks(int count) {
+  for (int i = 0; i < count; i++) {
+    pthread_t other;
+    mlcpipe_pool_threads(8, 1);
+    if (pthread_create(&other, NULL, run_slowly, NULL)) return 1;
+    usleep(5000);
+    const pid_t child = fork();
+    if (!child) {
+      alarm(20);
+      held_up_us = 4000;
+      for (int k = 0; k < 20; k++) {
+        int key = KEY;
+        TVMBackendParallelLaunch(count_run, &key, 8);
+      }
+      _exit(0);
+    }
+    int status = 0;
+    if (waitpid(child, &status, 0) != child || status) return printf("child %d: %d\n", i, status);
+    pthread_join(other, NULL);
+  }
+  return mlcpipe_pool_threads(1, 0) != 1;
+}
+
 /* How many of 16 threads steps of `rows` rows end up with, if a step on n threads takes `ns[n]`. */
 static int chosen(const int64_t* ns, int64_t rows) {
   mlcpipe_step_threads choices[MLCPIPE_ROW_CLASSES] = {0};
@@ -57,6 +92,7 @@ static int chosen(const int64_t* ns, int64_t rows) {
 
 int main(int count, char** words) {
   if (count == 2) return stress(atoi(words[1]));
+  if (count == 3) return forks(atoi(words[2]));
   const int64_t s = 1000000000, more[] = {[16] = s, [8] = 2 * s, [4] = 4 * s}, fewer[] = {[16] = 9 * s, [8] = 5 * s, [4] = 3 * s, [2] = 2 * s, [1] = s};
   const int64_t four[] = {[16] = 4 * s, [8] = 3 * s, [4] = 2 * s, [2] = 5 * s};
   mlcpipe_pool_threads(16, 0);

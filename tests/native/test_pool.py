@@ -32,6 +32,13 @@ def test_each_task_runs_once(tmp_path: Path, flags: tuple[str, ...], rounds: int
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_children_of_a_fork_during_a_loop_run_loops(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(_built(tmp_path)), "forks", "10"], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_decode_steps_take_as_many_threads_as_are_fastest(tmp_path: Path) -> None:
     """Of 16: all, one, four; with 64 rows, or where the user said how many, all."""
     done = subprocess.run([str(_built(tmp_path))], capture_output=True, text=True, timeout=60, check=True)

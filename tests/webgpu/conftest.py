@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.page_build import installed_packages  # noqa: F401  a fixture
 from tests.webgpu import dawn
 
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 _FOLDER = Path(__file__).parent
-_PAGE = _FOLDER.parents[1] / "apps" / "chat-web"
 # Chromium brings a Vulkan driver for the CPU; Debian's loader does not know of it.
 _SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 # https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md
@@ -80,14 +79,6 @@ class Turn:
     said: int
     count: int
     sampling: Mapping[str, float] = field(default_factory=dict)
-
-
-def page_engine() -> Path:
-    """The chat page's own engine, built for Node."""
-    command = ["npx", "--no-install", "vite", "build", "--config", "node.config.ts", "--logLevel", "warn"]
-    done = subprocess.run(command, cwd=_PAGE, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
-    return _PAGE / "dist-node" / "engine.cjs"
 
 
 def chat(bundle: Path, engine: Path, turns: Sequence[Turn], context: int, driver: str = "") -> list[dict[str, Any]]:

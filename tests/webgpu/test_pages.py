@@ -15,6 +15,8 @@ import mlcpipe
 from mlcpipe.bundle import read_manifest
 from tests.conftest import CHAT_TEMPLATE
 from tests.models import tiny
+from tests.once import Once
+from tests.page_build import built_once
 from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
@@ -33,8 +35,9 @@ BOARD = 'base = "webgpu"\n[limits]\nmax_prefill_chunk = 8\n'
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dawn.page_engine()
+def engine(packages: Path, once: Once) -> Path:
+    """The chat page's own engine, built for Node."""
+    return built_once(once, "build:node", packages / "dist-node") / "engine.cjs"
 
 
 @pytest.mark.full_cases("qwen3_5_text-default", "glm4_moe_lite-default")

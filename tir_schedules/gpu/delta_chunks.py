@@ -36,7 +36,7 @@ def gated_delta_chunks(shape: DeltaShape) -> tirx.PrimFunc:
     """The kernel that `DeltaShape` describes, for prompts."""
 
     def body(of: Inputs, y: Buffer, m: Expr) -> None:
-        work = _Work(shape, workspace((m, shape.value_heads * _Work.numbers(shape)), "float32"))
+        work = _Work(shape, workspace((m, shape.value_heads * work_size(shape.key_dim, shape.value_dim)), "float32"))
         with launch(_THREADS, shape.value_heads, ceildiv(m, CHUNK)) as (head, part, tx):
             prepared, count = _Prepared(of, work, head, tx), I.cast(m, "int32")
             with I.serial(part * CHUNK, I.min(part * CHUNK + CHUNK, count)) as row:
@@ -51,6 +51,11 @@ def gated_delta_chunks(shape: DeltaShape) -> tirx.PrimFunc:
                 columns_of.run(by + i * step)
 
     return shape.function(body)
+
+
+def work_size(key_dim: int, value_dim: int) -> int:
+    """Numbers in float32 that the first kernel leaves of a row and head."""
+    return 3 * key_dim + value_dim + CHUNK + 1
 
 
 def _stride(shape: DeltaShape) -> int:
@@ -75,15 +80,10 @@ class _Work:
 
     def __init__(self, shape: DeltaShape, data: Buffer) -> None:
         dim = shape.key_dim
-        self.data, self.size = data, self.numbers(shape)
+        self.data, self.size = data, work_size(dim, shape.value_dim)
         self.w, self.q, self.k, self.u = 0, dim, 2 * dim, 3 * dim
         self.qk = self.u + shape.value_dim
         self.decay = self.qk + CHUNK
-
-    @staticmethod
-    def numbers(shape: DeltaShape) -> int:
-        """Of a row and head."""
-        return 3 * shape.key_dim + shape.value_dim + CHUNK + 1
 
     def at(self, row: Expr, head: Expr, number: Expr) -> tuple[Expr, Expr]:
         """The index of a number of a row and head."""

@@ -1,12 +1,14 @@
 /**
  * Keeps the page itself, so that it opens without a network. The model's files are in the engine's caches.
  *
- * The page is cached whole under the name of its build; a new build waits until the last tab with the old one closes.
+ * The page is cached under the name of its build, with the engines that the site's bundles need, and another one when it
+ * is first used; a new build waits until the last tab with the old one closes.
  */
 
 declare const self: ServiceWorkerGlobalScope;
-/** Paths of the built page, and a hash of them: put in by the build. */
+/** Paths of the built page and of its engines, and a hash of them: put in by the build. */
 declare const __PRECACHE__: string[];
+declare const __ENGINES__: string[];
 declare const __BUILD__: string;
 
 const PREFIX = `mlcpipe-page ${new URL(self.registration.scope).pathname} `;
@@ -15,22 +17,26 @@ const FACTS = `mlcpipe-facts ${new URL(self.registration.scope).pathname}`;
 const SLOW_MS = 4000;
 
 self.addEventListener("install", (event) => {
-  event.waitUntil(Promise.all([keepPage(), keepFacts()]));
+  event.waitUntil(Promise.all([keepPage(__PRECACHE__), keepFacts().then(keepPage)]));
 });
 
-async function keepPage(): Promise<void> {
+async function keepPage(paths: string[]): Promise<void> {
   // Names in assets/ carry a hash: the browser's cached copy will do.
-  const requests = __PRECACHE__.map((path) => new Request(path, { cache: path.startsWith("assets/") ? "default" : "reload" }));
+  const requests = paths.map((path) => new Request(path, { cache: path.startsWith("assets/") ? "default" : "reload" }));
   await (await caches.open(PAGE)).addAll(requests);
 }
 
-/** Files that the page read before this worker was active. */
-async function keepFacts(): Promise<void> {
+/** Files that the page read before this worker was active -> the paths of the engines that they ask for. */
+async function keepFacts(): Promise<string[]> {
   const cache = await caches.open(FACTS);
   await cache.add("site.json");
   const site = (await (await cache.match("site.json"))!.json()) as { choices: { path: string }[] };
   // A bundle with several libraries is named for each; `addAll` refuses duplicates.
-  await cache.addAll([...new Set(site.choices.map(({ path }) => `${path.replace(/\/?$/, "/")}mlcpipe.json`))]);
+  const paths = [...new Set(site.choices.map(({ path }) => `${path.replace(/\/?$/, "/")}mlcpipe.json`))];
+  await cache.addAll(paths);
+  const manifests = await Promise.all(paths.map(async (path) => (await (await cache.match(path))!.json()) as { model?: { kv_cache?: string } }));
+  const names = manifests.map(({ model }) => (model?.kv_cache === "pages" ? "worker-engine-" : "worker-webllm-"));
+  return __ENGINES__.filter((path) => names.some((name) => path.includes(name)));
 }
 
 self.addEventListener("activate", (event) => {
@@ -48,11 +54,16 @@ self.addEventListener("fetch", (event) => {
   const path = url.href.slice(self.registration.scope.length).split(/[?#]/)[0]!;
   if (path === "site.json" || path.endsWith("/mlcpipe.json")) event.respondWith(freshest(request));
   else if (request.mode === "navigate" && (path === "" || path === "index.html")) event.respondWith(cached("index.html", request));
-  else if (__PRECACHE__.includes(path)) event.respondWith(cached(path, request));
+  else if (__PRECACHE__.includes(path) || __ENGINES__.includes(path)) event.respondWith(cached(path, request));
 });
 
 async function cached(path: string, request: Request): Promise<Response> {
-  return (await (await caches.open(PAGE)).match(path)) ?? fetch(request);
+  const cache = await caches.open(PAGE);
+  const kept = await cache.match(path);
+  if (kept) return kept;
+  const response = await fetch(request);
+  if (response.ok && __ENGINES__.includes(path)) await cache.put(path, response.clone()).catch(() => undefined); // a full disk
+  return response;
 }
 
 /** From the network, so that a new model is seen; offline the last copy. */

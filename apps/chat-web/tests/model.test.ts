@@ -69,6 +69,7 @@ describe("the manifest", () => {
     ["no tokenizer", (m) => delete m.files["tokenizer.json"], /no tokenizer\.json/],
     ["a hash that is none", (m) => (m.files["tokenizer.json"].sha256 = "00"), /no SHA-256/],
     ["a size that is none", (m) => (m.files["tokenizer.json"].bytes = -1), /not a count/],
+    ["a cache of another kind", (m) => (m.model.kv_cache = "rings"), /kv_cache rings; this page runs pages and tvm/],
     ["no memory plan", (m) => delete m.memory_plan, /memory_plan is not an object/],
     ["no states", (m) => delete m.states, /states is not a list/],
   ];

@@ -1,5 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { generator } from "../src/engine/pages/engine";
+import { checkWeights } from "../src/engine/pages/library";
 import { Memory, type RopeLimits } from "../src/engine/pages/memory";
 import { stepIntegers } from "../src/engine/pages/step";
 import { Texts, TextStream } from "../src/engine/pages/text";
@@ -30,6 +31,18 @@ describe("the state table", () => {
     expect(states.map(({ unitBytes, unitItems }) => [unitBytes, unitItems])).toEqual([[1024, 1024], [1024, 1024], [40, 10]]);
     expect(statesBytes(states, units)).toBe(74 * 1024 + 3 * 40);
     expect(unitsOf([pages(40)], 32, 1024)).toEqual({ pages: [64], slots: 0 });
+  });
+});
+
+describe("weights", () => {
+  const weight = { name: "a", shape: [2, 3], dtype: "float16" };
+  it.each([
+    ["is missing", [], "found none"],
+    ["has another shape", [{ ...weight, shape: [3, 2] }], "found float16[3, 2]"],
+    ["has another dtype", [{ ...weight, dtype: "float32" }], "found float32[2, 3]"],
+  ])("are refused where one %s", (_, stored, words) => {
+    expect(() => checkWeights([weight], stored)).toThrow(`a; expected float16[2, 3]; ${words}`);
+    expect(() => checkWeights([weight], [weight, { ...weight, name: "b" }])).not.toThrow();
   });
 });
 

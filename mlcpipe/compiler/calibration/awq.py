@@ -74,8 +74,8 @@ def folds_of(layer: nn.Module) -> Iterator[Fold]:
 
 
 def _foldable(layer: nn.Module, norm: str) -> bool:
-    """Whether there is such a norm, with weights."""
-    return bool(norm) and getattr(layer, norm).weight is not None
+    """Whether there is such a norm, with weights, whose output only matrices read."""
+    return bool(norm) and layer.form.of_norms is None and getattr(layer, norm).weight is not None
 
 
 def _of_norm(layer: nn.Module, norm: str, readers: Sequence[str]) -> Fold:

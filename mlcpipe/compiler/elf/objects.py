@@ -18,7 +18,7 @@ HIDDEN = 2  # the least visibility that nobody else sees; 1, internal, is hidden
 THREAD_SYMBOL = 6  # a symbol's type
 _RELA, _GROUP, _SYMTAB = 4, 17, 2
 _UNDEFINED, _ABSOLUTE, _RESERVED = 0, 0xFFF1, 0xFF00
-_MOST_ALIGN, _MOST_BYTES = 1 << 16, 1 << 31
+_MOST_ALIGN, _MOST_BYTES = 1 << 12, 1 << 31  # a page, whose place the loader keeps
 _HEADER = np.dtype([
     ("magic", "S16"), ("type", "<u2"), ("machine", "<u2"), ("rest", "V20"), ("sections_at", "<u8"), ("flags", "<u4"),
     ("sizes", "<u2", 3), ("entry", "<u2"), ("count", "<u2"), ("names", "<u2"),
@@ -55,6 +55,12 @@ class Section:
     def is_data(self) -> bool:
         """Writable data that all threads share, but lists of functions."""
         return bool(self.flags & WRITE) and not self.flags & TLS and self.type not in (INIT_ARRAY, FINI_ARRAY)
+
+    @property
+    def priority(self) -> int:
+        """The order among lists of functions: lower numbers first, and lists without a number last."""
+        number = self.name.rpartition(".")[2]
+        return int(number) if number.isdigit() else 1 << 16
 
     @property
     def is_constant(self) -> bool:
@@ -127,6 +133,9 @@ def _read(content: bytes, symbols: dict[str, Symbol]) -> tuple[int, list[Section
     for head in heads:
         target = sections.get(int(head["info"]))
         if head["type"] == _RELA and target is not None:
+            places = _table(content, RELOCATION, int(head["offset"]), int(head["size"]))["offset"]
+            if places.size and places.max() >= target.nbytes:
+                raise ValueError("a relocation beyond its section")
             target.relocations += [
                 (offset, kind, known[symbol], addend)
                 for offset, kind, symbol, addend in _table(

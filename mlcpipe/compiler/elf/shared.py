@@ -102,6 +102,8 @@ class _Library:
         if asks in (Asks.ENTRY, Asks.TLS_PLACE, Asks.TLS_MODULE) and key not in self.entries:
             self.entries[key] = self.table_bytes
             self.table_bytes += 8 if asks is Asks.ENTRY else 16
+        if asks is Asks.WORD and not section.flags & WRITE:
+            raise CompileError("an address among constants", where=section.name, next_step="compile with -fPIC")
         return asks is Asks.WORD
 
     # ---- layout
@@ -140,6 +142,7 @@ class _Library:
     def _lay_out_data(self) -> None:
         begin = self._page()
         self._place_thread_data()
+        self.sections.sort(key=lambda one: one.priority if one.type in _ARRAYS else 0)
         for tag, kind in zip((25, 26), _ARRAYS, strict=True):
             at, nbytes = self._place(lambda one: one.type == kind)  # noqa: B023 - it is called here
             self.dynamic += [(tag, at), (tag + 2, nbytes)] if nbytes else []

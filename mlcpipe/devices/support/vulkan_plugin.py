@@ -149,7 +149,10 @@ def load() -> None:
         ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         raise TargetError(
-            "the Vulkan plugin does not load", where=path, found=error, next_step="delete it, one is compiled then"
+            "the Vulkan plugin does not load",
+            where=path,
+            found=error,
+            next_step="install mlcpipe again" if path == of_wheel() else "delete it, one is compiled then",
         ) from error
     tvm_runtime.function("mlcpipe.vulkan.configure")(str(folder()), env().vulkan_validation)
 

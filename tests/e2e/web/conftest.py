@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcpipe.errors import UsageError
 from mlcpipe.web import Site, assemble_site, page_folder
-from mlcpipe.web.page import find_npm
 from tests.e2e.web.faulty_server import FaultyServer
+from tests.once import Once
+from tests.page_build import alone, built_once, installed_packages  # noqa: F401  a fixture
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "apps" / "chat-web"
 HERE = Path(__file__).resolve().parent
 Run = Callable[..., None]
 Browser = Callable[[dict[str, Any]], dict[str, Any]]
@@ -41,37 +38,6 @@ def need(*programs: str) -> None:
             pytest.skip(f"{program} is not installed")
 
 
-def npm(*arguments: str) -> None:
-    done = subprocess.run(["npm", *arguments], cwd=PAGE, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """One process at a time: test files run side by side, and all use one node_modules."""
-    if sys.platform == "win32":
-        pytest.skip("the page's tests need fcntl")
-    import fcntl
-
-    with (PAGE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@pytest.fixture(scope="session")
-def packages() -> Path:
-    """apps/chat-web with its packages installed."""
-    try:
-        find_npm(PAGE)
-    except UsageError as error:
-        pytest.skip(str(error))
-    installed, locked = PAGE / "node_modules" / ".package-lock.json", PAGE / "package-lock.json"
-    with alone():
-        if not installed.is_file() or installed.stat().st_mtime < locked.stat().st_mtime:
-            npm("ci", "--no-audit", "--no-fund")
-    return PAGE
-
-
 @pytest.fixture(scope="session")
 def real_page(packages: Path) -> Path:
     """The page as it ships."""
@@ -80,11 +46,9 @@ def real_page(packages: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def scripted_page(packages: Path) -> Path:
+def scripted_page(packages: Path, once: Once) -> Path:
     """The page with an engine that answers from a script."""
-    with alone():
-        npm("run", "build:scripted")
-    return packages / "dist-test"
+    return built_once(once, "build:scripted", packages / "dist-test")
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
 // The page with its real engines, on real bundles.
-import { ask, assert, button, eventually, faults, newChat, open, pill, send, start, text } from "./helpers.mjs";
+import { ask, assert, button, eventually, faults, newChat, open, pill, requests, send, start, text } from "./helpers.mjs";
 
 /** A profile's page with the likeliest tokens and short answers, so that every run says the same. */
 async function greedy(context, url) {
@@ -27,6 +27,18 @@ async function stopsAnAnswer(page, question) {
   await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
 }
 
+/** Of the engines the server sent this one alone, and it is kept for use without a network. */
+async function onlyEngine(page, url, name) {
+  const engines = (paths) => [...new Set(paths.flatMap((path) => path.match(/worker-(engine|webllm)(?=-)/)?.[0] ?? []))];
+  assert.deepEqual(engines((await requests(url)).map(({ path }) => path)), [name]);
+  await page.evaluate(() => navigator.serviceWorker.ready);
+  const kept = await page.evaluate(async () => {
+    const [cache] = (await caches.keys()).filter((key) => key.startsWith("mlcpipe-page "));
+    return (await (await caches.open(cache)).keys()).map(({ url }) => url);
+  });
+  assert.deepEqual(engines(kept), [name]);
+}
+
 export const scenarios = {
   async answers_as_the_python_engine_and_works_offline({ context, url, expected }) {
     const page = await greedy(context, url);
@@ -40,6 +52,7 @@ export const scenarios = {
 
     await page.evaluate(() => navigator.serviceWorker.ready);
     await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
+    await onlyEngine(page, url, "worker-webllm");
     await context.setOffline(true);
     await faults(url, { dead: true });
     await page.reload();
@@ -68,8 +81,7 @@ export const scenarios = {
     assert.ok(+read > +expected.control + 4, `${read} tokens, ${expected.control} with control tokens`);
     await newChat(page);
     await stopsAnAnswer(page, expected.question);
-    const fetched = await page.evaluate(() => performance.getEntriesByType("resource").map(({ name }) => name));
-    assert.ok(!fetched.some((name) => name.includes("worker-webllm")));
+    await onlyEngine(page, url, "worker-engine");
   },
 
   async stops_and_recovers_from_a_lost_gpu({ browser, context, url, question }) {

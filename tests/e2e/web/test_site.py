@@ -21,7 +21,8 @@ from mlcpipe.server.page import PAGE as PAGE_OF_SERVER
 from mlcpipe.web import Site, SiteServer, assemble_site, page, page_folder, write_site
 from mlcpipe.web.server import MAX_CONNECTIONS, SiteHandler, parse_range
 from tests.conftest import DEMO
-from tests.e2e.web.conftest import PAGE, fake_manifest, write_fake_bundle
+from tests.e2e.web.conftest import fake_manifest, write_fake_bundle
+from tests.page_build import PAGE
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.web.conftest import npm
+from tests.page_build import npm
 
 
 def test_types(packages: Path) -> None:

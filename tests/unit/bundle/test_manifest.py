@@ -147,6 +147,10 @@ def test_abi_without_tvm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         (lambda m: m["model"].update(vocab_size=0), "model.vocab_size"),
         (lambda m: m["model"].update(vocab_size=True), "model.vocab_size"),
         (lambda m: m["params"][0].update(shape=[-1]), "params.0.shape.0"),
+        *(
+            (lambda m, names=names: m["model"].update(gathered=names), "params in")
+            for names in (["no parameter"], ["scalar"], ["large", "large"])
+        ),
         (lambda m: m["memory_plan"].update(weights_bytes=-1), "memory_plan.weights_bytes"),
         (lambda m: m.update(created="yesterday"), "created"),
         (lambda m: m.update(created="2026-11-21T03:00:00"), "created"),

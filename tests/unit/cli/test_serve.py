@@ -47,11 +47,26 @@ ROOT = Path(__file__).parents[3]
         (("--name", "*", "--port", 0), "--name"),
         (("--host", "0.0.0.0", "--port", 0), "--no-key lets everybody in"),
         (("--no-key", "--api-key", "k", "--port", 0), "--no-key"),
+        (("--no-key", "--port", 0), "no effect"),
         (("--tls-cert", "no.pem", "--port", 0), "both"),
         (("--tls-cert", "no.pem", "--tls-key", "no.pem", "--port", 0), "no.pem"),
         (("--allow-origin", "localhost:3000", "--port", 0), "scheme://host"),
     ],
-    ids=["model", "port", "host", "queue", "dots", "key", "name", "network", "keys", "half", "tls", "origin"],
+    ids=[
+        "model",
+        "port",
+        "host",
+        "queue",
+        "dots",
+        "key",
+        "name",
+        "network",
+        "keys",
+        "loopback",
+        "half",
+        "tls",
+        "origin",
+    ],
 )
 def test_mistakes_are_one_line(arguments: tuple[object, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

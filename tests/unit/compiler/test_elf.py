@@ -37,7 +37,8 @@ extern int twice(int);
 extern int nobody(void) __attribute__((weak));
 __attribute__((weak)) int chosen(void) { return 1; }
 static int (*const table[])(int) = {twice, abs};
-__attribute__((constructor)) static void construct(void) { constructed = 11; }
+__attribute__((constructor(200))) static void construct(void) { constructed = 10 * constructed + 1; }
+__attribute__((constructor(101))) static void construct_first(void) { constructed = 1; }
 static int compare(const void* a, const void* b) { return *(const int*)a - *(const int*)b; }
 static void* count(void* by) { counted += *(int*)by; started += counted; *(int*)by = started; return NULL; }
 int sorted_number(int at) { qsort(numbers, 3, sizeof *numbers, compare); return numbers[at]; }
@@ -131,6 +132,11 @@ def test_a_broken_object_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "changed.o").write_bytes(content[:1000])
     with pytest.raises(CompileError, match="a broken object file in changed.o"):
         link([tmp_path / "changed.o"], tmp_path / "changed.so")
+    for line, message in (("t: .quad twice", "an address among constants"), (".balign 8192", "size or alignment")):
+        (tmp_path / "odd.s").write_text(f'.section .rodata,"a"\n{line}\n')
+        find_linker().compile(tmp_path / "odd.s", tmp_path / "odd.o")
+        with pytest.raises(CompileError, match=message):
+            link([tmp_path / "odd.o", second], tmp_path / "odd.so")
     with pytest.raises(CompileError, match="two definitions; found"):
         link([first, first, second], tmp_path / "twice.so")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from mlcpipe import targets
 from mlcpipe.bundle import ENTRY_POINTS
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler import compile as compiler
-from mlcpipe.compiler.job import lower, lower_companion
+from mlcpipe.compiler.job import attention_bytes, lower, lower_companion
 from mlcpipe.compiler.manifest import library_metadata
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.targets import load_target
 from tests.conftest import TinyLlama, write_llama
+from tests.models.small_configs import build
+from tir_schedules.delta_shape import DeltaShape
+from tir_schedules.gpu.gated_delta import gated_delta
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,15 @@ def test_a_library_has_the_functions_that_its_manifest_lists(checkpoint: Path, n
     listed = {signature.partition("(")[0] for signature in ENTRY_POINTS[job.target.kv_cache]}
     exported = {gv.name_hint for gv, func in job.state.mod.functions.items() if "global_symbol" in (func.attrs or {})}
     assert listed - {"_metadata"} == exported
+
+
+def test_a_plan_has_what_chunks_of_delta_nets_keep_on_gpus() -> None:
+    model = build("qwen3_5_text", layer_types=["linear_attention"] * 4)
+    spec = model.model.layers[0].linear_attn.spec
+    shape = DeltaShape(spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim, "float32", many=True)
+    kept = re.search(r"alloc_buffer\(\(m, (?:T\.int64\()?(\d+)", gated_delta(shape).script())
+    assert kept is not None
+    assert attention_bytes(model, 8) == 4 * 8 * (model.facts.hidden_size + int(kept[1]))
 
 
 def test_a_target_file_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

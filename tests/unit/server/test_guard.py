@@ -75,6 +75,7 @@ LOCAL, NETWORK = Rules(host="127.0.0.2"), Rules(host="0", loopback=False)
         (Rules(origins=["app://obsidian.md", "http://localhost:*"]), "127.0.0.1", "http://localhost:3000", 200),
         (Rules(origins=["app://obsidian.md", "http://localhost:*"]), "127.0.0.1", "http://localhost.evil", 403),
         (Rules(origins=["app://obsidian.md"]), "127.0.0.1", "app://obsidianxmd", 403),
+        (Rules(origins=["https://Box.example:443/"]), "127.0.0.1", "https://box.example", 200),
         (Rules(origins=["*"]), "127.0.0.1", "https://any.example", 200),
         (NETWORK, "192.168.1.5:8000", "http://192.168.1.5:8000", 200),
         (NETWORK, "192.168.1.5:8000", "https://evil.example", 403),
@@ -90,7 +91,9 @@ def test_pages_of_other_sites_are_refused(rules: Rules, host: str, origin: str |
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "http://127.0.0.1//v1/chat/completions", CHAT])
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "http://127.0.0.1//v1/chat/completions", "/v1//chat/completions", CHAT]
+)
 def test_a_base_url_may_lack_v1(path: str) -> None:
     (answer,) = answers(FakeEngine(), (path, SHORT))
     assert answer.status_code == 200 and answer.json()["object"] == "chat.completion"

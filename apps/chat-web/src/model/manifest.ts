@@ -89,7 +89,10 @@ export function parseManifest(value: unknown, library: string): Manifest {
   const own = ownLibrary(manifest, library) ?? manifest;
   const plan = object(own.memory_plan, "memory_plan");
   const all = parseFiles(manifest.files);
-  const kvCache = model.kv_cache === "pages" ? "pages" : "tvm";
+  const kvCache = model.kv_cache ?? "tvm";
+  if (kvCache !== "pages" && kvCache !== "tvm") {
+    throw new ManifestError(`mlcpipe.json has kv_cache ${String(kvCache)}; this page runs pages and tvm`);
+  }
   const needed = [library, ...NEEDED, ...(kvCache === "pages" ? NEEDED_FOR_PAGES : [])];
   const files = all.filter(({ path }) => needed.includes(path) || path.endsWith(".bin"));
   for (const name of needed) {

@@ -37,7 +37,7 @@ from tir_schedules.op import Op, op_of
 
 # Knob `int8_dot` -> its lanes, the instruction set that it needs, a register tile (rows, tail_rows, blocks).
 DOTS = {
-    "amx_int8": (16, "amx-int8", (6, 4, 2)),
+    "amx_int8": (16, "amx-bf16", (6, 4, 2)),
     "avx512_vnni": (16, "avx512vnni", (6, 4, 2)),
     "avx_vnni": (8, "avxvnni", (3, 2, 1)),
     "avx2": (8, "avx2", (2, 2, 1)),

@@ -1,6 +1,5 @@
 /** The engine for bundles whose runtime owns pages and slots: one conversation, whose next turn computes only what is new. */
 
-import { unitsOf } from "../../model/states";
 import type { Answering, ChatMessage, Finished, Sampling } from "../engine";
 import { Library, type Read } from "./library";
 import { Memory } from "./memory";
@@ -22,7 +21,6 @@ export class PagesEngine implements Answering {
     private readonly memory: Memory,
     readonly texts: Texts,
     private readonly stopIds: ReadonlySet<number>,
-    private readonly context: number,
   ) {}
 
   static async load(wasm: ArrayBuffer, read: Read, context: number, onProgress: (share: number) => void): Promise<PagesEngine> {
@@ -30,10 +28,9 @@ export class PagesEngine implements Answering {
     const config = (await json("mlc-chat-config.json")) as Config;
     const stopIds = [...new Set([config.eos_token_id ?? [], config.conv_template.stop_token_ids].flat())];
     const texts = new Texts((await json("tokenizer.json")) as object, (await json("tokenizer_config.json")) as object, stopIds);
-    const library = await Library.open(wasm, read, ({ states, chunk }) => unitsOf(states, chunk, context), onProgress);
-    const { states, chunk, limits } = library.facts;
-    const memory = new Memory(states, unitsOf(states, chunk, context), limits);
-    return new PagesEngine(library, memory, texts, new Set(stopIds), context);
+    const library = await Library.open(wasm, read, context, onProgress);
+    const { states, units, limits } = library.facts;
+    return new PagesEngine(library, new Memory(states, units, limits), texts, new Set(stopIds));
   }
 
   async chat(messages: readonly ChatMessage[], sampling: Sampling, onText: (text: string) => void): Promise<Finished> {
@@ -50,8 +47,9 @@ export class PagesEngine implements Answering {
 
   /** Answer a prompt, whose first `said` tokens the next one probably begins with; `onToken` gets all but the last stop. */
   async answer(prompt: readonly number[], said: number, sampling: Sampling, onToken: (token: number) => void): Promise<Finished> {
-    if (prompt.length >= this.context) {
-      throw new Error(`the conversation has ${prompt.length} tokens; the context window size is ${this.context}`);
+    const { context } = this.library.facts;
+    if (prompt.length >= context) {
+      throw new Error(`the conversation has ${prompt.length} tokens; the context window size is ${context}`);
     }
     this.stopped = false;
     const began = performance.now();
@@ -71,7 +69,7 @@ export class PagesEngine implements Answering {
           tokens.push(token);
           onToken(token);
           counts.set(token, (counts.get(token) ?? 0) + 1);
-          if (count >= sampling.maxTokens || tokens.length >= this.context) reason = "length";
+          if (count >= sampling.maxTokens || tokens.length >= context) reason = "length";
         }
         if (reason !== "interrupted") break;
         await this.next(tokens);

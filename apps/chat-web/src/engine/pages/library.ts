@@ -1,24 +1,32 @@
 /** A compiled library on the GPU: its weights, its states, and its functions `prefill`, `decode` and `sample`. */
 
 import * as tvmjs from "@mlc-ai/web-runtime";
-import { stateOf, unitsOfState, type State, type StateJson, type Units } from "../../model/states";
+import { stateOf, unitsOf, unitsOfState, type State, type StateJson, type Units } from "../../model/states";
 import type { RopeLimits } from "./memory";
 
 /** The content of a file of the bundle. */
 export type Read = (path: string) => Promise<ArrayBuffer>;
 
-/** What a library says about its model. */
+/** What a library says about its model, for a conversation of some length. */
 export interface Facts {
-  vocabSize: number;
   /** Tokens of a call of `prefill`, at most. */
   chunk: number;
-  contextLength: number;
+  /** Tokens of the conversation, at most. */
+  context: number;
   states: State[];
+  /** Of each state, for such a conversation. */
+  units: Units;
   limits: RopeLimits;
 }
 
+interface Weight {
+  name: string;
+  shape: number[];
+  dtype: string;
+}
+
 interface Metadata {
-  params: { name: string }[];
+  params: Weight[];
   states: StateJson[];
   model: {
     vocab_size: number;
@@ -29,10 +37,7 @@ interface Metadata {
   };
 }
 
-interface TensorRecord {
-  name: string;
-  shape: number[];
-  dtype: string;
+interface TensorRecord extends Weight {
   byteOffset: number;
   nbytes: number;
 }
@@ -63,15 +68,18 @@ export class Library {
     private readonly tvm: tvmjs.Instance,
     vm: tvmjs.VirtualMachine,
     private readonly device: tvmjs.DLDevice,
+    wanted: number,
   ) {
     const keep = (name: string): Func => tvm.detachFromCurrentScope(vm.getFunction(name)) as unknown as Func;
     this.metadata = JSON.parse(String(keep("_metadata")())) as Metadata;
-    const { model, states } = this.metadata;
+    const { model } = this.metadata;
+    const states = this.metadata.states.map(stateOf);
+    const context = Math.min(wanted, model.context_length);
     this.facts = {
-      vocabSize: model.vocab_size,
       chunk: model.prefill_chunk,
-      contextLength: model.context_length,
-      states: states.map(stateOf),
+      context,
+      states,
+      units: unitsOf(states, model.prefill_chunk, context),
       limits: { recomputeAbove: model.recompute_above, ropeAbove: model.rope_above },
     };
     const names = ["prefill", "decode", "sample", "apply_penalty_inplace"] as const;
@@ -81,28 +89,30 @@ export class Library {
     this.found = tvm.detachFromCurrentScope(tvm.empty([1], "int32", tvm.cpu()));
   }
 
-  /** @param units the units of each state that a context takes */
-  static async open(wasm: ArrayBuffer, read: Read, units: (facts: Facts) => Units, onProgress: (share: number) => void): Promise<Library> {
+  /** @param context tokens of the conversation; the library may be for fewer */
+  static async open(wasm: ArrayBuffer, read: Read, context: number, onProgress: (share: number) => void): Promise<Library> {
     const tvm = await tvmjs.instantiate(wasm, tvmjs.createPolyfillWASI(), () => undefined);
     const gpu = await tvmjs.detectGPUDevice();
     if (!gpu) throw new Error("the browser offers no WebGPU");
     tvm.initWebGPU(gpu.device);
     tvm.beginScope();
-    const device = tvm.webgpu();
-    const vm = tvm.detachFromCurrentScope(tvm.createVirtualMachine(device));
-    const library = new Library(tvm, vm, device);
-    await Promise.all([tvm.asyncLoadWebGPUPipelines(vm.getInternalModule()), library.loadWeights(read, onProgress)]);
-    const { states } = library.facts;
-    const all = units(library.facts);
-    library.states = library.list(states.map((state) => library.empty([unitsOfState(states, state, all), state.unitItems], state.dtype)));
-    tvm.endScope();
-    return library;
+    try {
+      const device = tvm.webgpu();
+      const vm = tvm.detachFromCurrentScope(tvm.createVirtualMachine(device));
+      const library = new Library(tvm, vm, device, context);
+      await Promise.all([tvm.asyncLoadWebGPUPipelines(vm.getInternalModule()), library.loadWeights(read, onProgress)]);
+      const { states, units } = library.facts;
+      library.states = library.list(states.map((state) => library.empty([unitsOfState(states, state, units), state.unitItems], state.dtype)));
+      return library;
+    } finally {
+      tvm.endScope();
+    }
   }
 
   /** Compute tokens; the logits of the last one stay on the GPU for `draw`. A single one has decode's arithmetic. */
   forward(kind: "prefill" | "decode", tokens: readonly number[], step: Int32Array): void {
     const { functions, logits } = this;
-    this.tvm.withNewScope(() => {
+    this.scoped(() => {
       const ids = this.integers("ids", tokens);
       const rows = kind === "prefill" ? [this.integers("rows", [tokens.length - 1])] : [];
       functions[kind](ids, ...rows, this.integers("step", step), logits.row, this.states, this.params);
@@ -116,8 +126,8 @@ export class Library {
 
   /** Sample from the logits -> the token; -1 if they are no numbers. */
   async draw({ temperature, topP, uniform, counts, penalties }: Draw): Promise<number> {
-    const { functions, logits, tvm } = this;
-    tvm.withNewScope(() => {
+    const { functions, logits } = this;
+    this.scoped(() => {
       if (counts !== null && counts.size > 0) {
         const zero = this.integers("zero", [0]);
         const entries = [Array(counts.size).fill(0), [...counts.keys()], [...counts.values()]].map((values, i) => this.integers(`entries${i}`, values));
@@ -129,6 +139,16 @@ export class Library {
     });
     await this.device.sync();
     return this.found.toArray()[0]!;
+  }
+
+  /** tvmjs's own `withNewScope` leaves the scope open after an error. */
+  private scoped(action: () => void): void {
+    this.tvm.beginScope();
+    try {
+      action();
+    } finally {
+      this.tvm.endScope();
+    }
   }
 
   private integers(name: string, values: readonly number[] | Int32Array): tvmjs.Tensor {
@@ -157,6 +177,7 @@ export class Library {
   private async loadWeights(read: Read, onProgress: (share: number) => void): Promise<void> {
     const text = new TextDecoder().decode(await read("tensor-cache.json"));
     const { records } = JSON.parse(text) as { records: { dataPath: string; nbytes: number; records: TensorRecord[] }[] };
+    checkWeights(this.metadata.params, records.flatMap((shard) => shard.records));
     const total = records.reduce((sum, { nbytes }) => sum + nbytes, 0);
     const tensors = new Map<string, tvmjs.Tensor>();
     let done = 0;
@@ -169,5 +190,17 @@ export class Library {
       onProgress((done += shard.nbytes) / total);
     }
     this.params = this.list(this.metadata.params.map(({ name }) => tensors.get(name)!));
+  }
+}
+
+/** The weights that a library asks for are those that the bundle has. */
+export function checkWeights(wanted: Weight[], stored: Weight[]): void {
+  const words = ({ dtype, shape }: Weight): string => `${dtype}[${shape.join(", ")}]`;
+  const found = new Map(stored.map((weight) => [weight.name, words(weight)]));
+  for (const weight of wanted) {
+    const [expected, there] = [words(weight), found.get(weight.name) ?? "none"];
+    if (expected !== there) {
+      throw new Error(`the library and the weights are not of one bundle: ${weight.name}; expected ${expected}; found ${there}; compile the bundle again`);
+    }
   }
 }

@@ -233,6 +233,8 @@ static int parts_of(Body body, const struct Cost* cost) {
   return (int)(parts < most ? parts : most);
 }
 
+static _Thread_local mlcpipe_step_threads* choice; /* of the step that this thread is in, while it is timed */
+
 static int tasks_of(uint64_t go) { return (int)(go >> 16 & MAX_TASKS); }
 
 static int threads_of(uint64_t go) { return (int)(go & MAX_TASKS); }
@@ -391,7 +393,10 @@ static void begin(int count) {
 /* TVMBackendParallelLaunch: tasks 0 to num_task - 1 of a loop; 0 leaves the number to us. Tasks that wait for each
  * other do not exist here: nothing in mlcpipe makes such loops. */
 static int launch(Body body, void* data, int num_task) {
-  if (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) return launch_elsewhere(body, data, num_task);
+  if (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) {
+    choice = NULL; /* this step's time says nothing about the pool */
+    return launch_elsewhere(body, data, num_task);
+  }
   if (lost_count) {
     begin(lost_count);
     lost_count = 0;
@@ -441,7 +446,6 @@ static int launch(Body body, void* data, int num_task) {
  * hold fast ones up. For each doubling of rows we time TRIES steps on all threads, then on half as many for as long as
  * that is faster, and begin again after STEPS_A_CHOICE. */
 enum { TRIES = 6, STEPS_A_CHOICE = 1 << 14 };
-static _Thread_local mlcpipe_step_threads* choice; /* of the step that this thread is in, while it is timed */
 static _Thread_local int64_t step_began;
 
 static void begin_step(mlcpipe_step_threads* choices, int64_t rows) {
@@ -453,10 +457,13 @@ static void begin_step(mlcpipe_step_threads* choices, int64_t rows) {
   const int most = atomic_load_explicit(&worker_count, memory_order_relaxed) + 1; /* another thread may change it */
   choice = &choices[row_class];
   if (choice->steps++ % STEPS_A_CHOICE == 0 || choice->most != most) {
-    *choice = (mlcpipe_step_threads){.most = most, .threads = most, .steps = 1};
+    *choice = (mlcpipe_step_threads){.most = most, .threads = most, .best = most, .steps = 1};
+  }
+  if (!choice->chosen && choice->steps > STEPS_A_CHOICE / 2) { /* crowded all the time */
+    choice->threads = choice->best;
+    choice->chosen = 1;
   }
   most_threads = choice->threads;
-  if (choice->steps > STEPS_A_CHOICE / 2) choice = NULL; /* crowded all the time: no choice comes of it */
   step_began = now_ns();
 }
 
@@ -466,11 +473,12 @@ static void end_step(int64_t now) {
     if (!choice->ns || ns < choice->ns) choice->ns = ns;
     if (++choice->tries == TRIES) {
       if (choice->best_ns && choice->ns > choice->best_ns / 100 * 97) {
-        choice->threads *= 2;
+        choice->threads = choice->best;
         choice->chosen = 1;
       } else {
+        choice->best = choice->threads;
         choice->best_ns = choice->ns;
-        choice->chosen = choice->threads % 2; /* an odd number is not halved, nor is 1 */
+        choice->chosen = choice->threads == 1;
         if (!choice->chosen) choice->threads /= 2;
         choice->tries = 0;
         choice->ns = 0;

@@ -93,10 +93,14 @@ static int chosen(const int64_t* ns, int64_t rows) {
 int main(int count, char** words) {
   if (count == 2) return stress(atoi(words[1]));
   if (count == 3) return forks(atoi(words[2]));
-  const int64_t s = 1000000000, more[] = {[16] = s, [8] = 2 * s, [4] = 4 * s}, fewer[] = {[16] = 9 * s, [8] = 5 * s, [4] = 3 * s, [2] = 2 * s, [1] = s};
+  const int64_t s = 1000000000, more[] = {[16] = s, [8] = 2 * s, [4] = 4 * s};
+  const int64_t fewer[] = {[16] = 9 * s, [8] = 5 * s, [4] = 3 * s, [2] = 2 * s, [1] = s};
   const int64_t four[] = {[16] = 4 * s, [8] = 3 * s, [4] = 2 * s, [2] = 5 * s};
   mlcpipe_pool_threads(16, 0);
   printf("%d %d %d %d\n", chosen(more, 1), chosen(fewer, 1), chosen(four, 8), chosen(fewer, 64));
+  const int64_t odd[] = {[15] = 4 * s, [7] = 3 * s, [3] = 5 * s};
+  mlcpipe_pool_threads(15, 0);
+  printf("%d\n", chosen(odd, 1));
   mlcpipe_pool_threads(16, 1);
   printf("%d\n", chosen(fewer, 1));
   return mlcpipe_pool_threads(1, 0) != 1;

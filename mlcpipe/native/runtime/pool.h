@@ -16,7 +16,7 @@ int mlcpipe_pool_threads(int count, int fixed);
 /* What a model's decode steps of n to 2 n - 1 rows took on so many threads; zeros at first. */
 enum { MLCPIPE_ROW_CLASSES = 6 };
 typedef struct {
-  int most, threads, chosen, tries, steps;
+  int most, threads, best, chosen, tries, steps;
   int64_t ns, best_ns;
 } mlcpipe_step_threads;
 

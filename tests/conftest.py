@@ -197,11 +197,11 @@ def children_without_torch() -> Iterator[None]:
 
 
 # What any test may cause to be compiled, by its folder in the cache.
-MADE_ONCE = ("kernels", "native", "vulkan")
+MADE_ONCE = ("kernels", "native", "vulkan", "wasm_runtime")
 
 
 def linked_cache(cache: Path, shared: Path) -> Path:
-    """A folder for MLCPIPE_CACHE. Kernels, the native runtime and the Vulkan plugin in it are those of all workers."""
+    """A folder for MLCPIPE_CACHE. Kernels, runtimes and the Vulkan plugin in it are those of all workers."""
     for name in MADE_ONCE:
         made = private_folder(private_cache(shared) / name)
         (cache / name).symlink_to(made, target_is_directory=True)
@@ -243,7 +243,7 @@ def watched_vulkan() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def wasm_runtime(own_cache: Path, shared: Path) -> None:
+def wasm_runtime(shared: Path) -> None:
     """The browser's runtime in the tests' cache: built once for all of pytest's workers, it takes more than a minute."""
     if shutil.which("emcc") is None:
         pytest.skip("emcc is not installed")
@@ -252,8 +252,7 @@ def wasm_runtime(own_cache: Path, shared: Path) -> None:
     from mlcpipe.support.progress import SilentProgress
 
     with FileLock(shared / "wasm.lock"), shared_work():
-        runtime_objects(find_emcc(), shared, SilentProgress())
-    (own_cache / "wasm_runtime").symlink_to(shared / "wasm_runtime", target_is_directory=True)
+        runtime_objects(find_emcc(), private_cache(shared), SilentProgress())
 
 
 @dataclass(frozen=True)

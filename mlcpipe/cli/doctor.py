@@ -147,14 +147,14 @@ def _devices() -> dict[str, list[Finding]]:
 
 def _uses(devices: Mapping[str, Sequence[Finding]]) -> Finding:
     """What `--device auto` and compiling take on this machine, in one line."""
-    found = chain.from_iterable(devices.values())
-    gpus = [
-        one.name for one in found if one.state == "ok" and one.name.partition(":")[0] in gpu_kinds() and ":" in one.name
-    ]
+    found = [one for several in devices.values() for one in several if one.state == "ok"]
+    gpus = [one.name for one in found if one.name.partition(":")[0] in gpu_kinds() and ":" in one.name]
     parts = [f"{gpus[0]} for models that it runs clearly faster, else the CPU" if gpus else "the CPU"]
-    plugin = next((one.value for one in devices.get("vulkan", ()) if one.name == "vulkan plugin"), None)
-    if plugin is not None:
-        parts.append(f"the Vulkan plugin {'of the wheel' if plugin.startswith('of the wheel') else 'compiled here'}")
+    for one in found:
+        kind, _, rest = one.name.partition(" ")
+        if rest == "plugin":
+            origin = "of the wheel" if one.value.startswith("of the wheel") else "compiled here"
+            parts.append(f"the {kind.capitalize()} plugin {origin}")
     linker = linker_finding()
     parts.append(f"linker {linker.value}" if linker.state == "ok" else "no linker")
     return Finding("uses", "note", "; ".join(parts))

@@ -4,7 +4,6 @@ where several answers share fewer pages than they need."""
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ pytest.importorskip("transformers", reason="the tiny checkpoints are transformer
 
 import mlcpipe
 from mlcpipe import SamplingParams
-from mlcpipe.bundle.memory import DRAFT_SLOTS, many_sequences
+from mlcpipe.bundle.memory import many_sequences
 from tests.conftest import QUICK
 from tests.models import tiny
 from tests.native.engine import NativeEngine, Runtime
@@ -62,8 +61,6 @@ def _answers_together(runtime: Runtime, bundle: Path, engine: mlcpipe.Engine, as
     """In the pages of one context, those of layers with a window among them."""
     options = {"context_length": engine.context_length, "sequences": 3, "kv_tokens": engine.context_length}
     units = many_sequences(engine.manifest, engine.context_length, options["kv_tokens"])
-    if units.slots:  # native programs draft nothing
-        units = replace(units, slots=units.slots - DRAFT_SLOTS)
     assert runtime.plan(bundle, **options).kv_bytes == units.nbytes(engine.manifest.states)
     several = runtime.open(bundle, threads=2, **options)
     answers = [several.submit(tokens, params, max_tokens=24) for tokens, params, _ in asked.values()]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlcpipe.compiler.elf.shared import link
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import Finding
@@ -86,6 +85,8 @@ class OwnLinker(Linker):
     pool: Path = Path()
 
     def link(self, objects: Sequence[Path], output: Path) -> None:
+        from mlcpipe.compiler.elf.shared import link  # needs numpy, which no other linker does
+
         link([*objects, self.pool], output)
 
     def run(self, arguments: Sequence[str]) -> None:

@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.compiler import export
-from mlcpipe.errors import ConfigError
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
@@ -150,11 +149,6 @@ def test_a_saved_chat_has_the_windows(bundle: Path, tmp_path: Path) -> None:
         for tokens in ([*other.model.tokens, 1], words(100))
     ]
     assert cached == [124, 0]
-
-
-def test_a_target_with_one_shape_for_all_refuses(bundle: Path, checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="webgpu.*attention of one shape in every layer"):
-        mlcpipe.compile(checkpoint, target="webgpu", quantization="q0f32", output=tmp_path / "browser")
 
 
 def _result(work: Generator[None, None, Any]) -> Any:

@@ -13,7 +13,7 @@ from tests.conftest import Bundles
 from tests.native.conftest import private_cache
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
-TOKENS = 64
+TOKENS = 256  # drafts' tables grow by doubling: of many tokens that is little
 # Allocations a token: each 16 tokens make a node of the prefix tree; of several answers the cost model is fitted, too.
 ONE, SEVERAL = 0.5, 3.0
 

@@ -59,7 +59,7 @@ ENABLE = (
     ("sentence-transformers", "pip install sentence-transformers"),
     ("cmake|nvrtc|NVRTC|ziglang|zig|torch|transformers|huggingface|gguf|pexpect|ml_dtypes", "pip install -e '.[dev]'"),
     ("llama-cpp-python", "pip install llama-cpp-python, which builds for ten minutes"),
-    ("fastapi|llguidance|openai|anthropic|langchain", "pip install -e '.[dev]'"),
+    ("fastapi|llguidance|openai|ollama|anthropic|langchain", "pip install -e '.[dev]'"),
     ("strace", "apt install strace"),
     ("openssl", "apt install openssl"),
     ("mount|unshare", "a user who may mount file systems (root in a container)"),

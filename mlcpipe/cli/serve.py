@@ -199,6 +199,8 @@ def _load(
         "model_type": manifest.model.model_type,
         "quantization": manifest.quantization,
         "target": manifest.target.name,
+        "bytes": sum(info.bytes for info in manifest.files.values()),
+        "digest": manifest.checkpoint_hash,
         "device": bundle.device.description,
     }
     defaults = bundle_sampling(bundles.own, DEFAULTS)

@@ -38,6 +38,8 @@ def loaded_embedder(embedder: Embedder, names: tuple[str, ...], max_queue: int) 
         "model_type": manifest.model.model_type,
         "quantization": manifest.quantization,
         "target": manifest.target.name,
+        "bytes": sum(info.bytes for info in manifest.files.values()),
+        "digest": manifest.checkpoint_hash,
         "device": embedder.device,
     }
     return LoadedEmbedder(EmbeddingEngine(embedder), Facts(names, about), max_queue)

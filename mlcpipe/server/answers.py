@@ -46,6 +46,9 @@ class Usage:
 
     `miss`: why no more was cached, of the first prompt for which there is a reason.
 
+    `prompt_s`: of computing the prompts, until the first token, `answer_s`: from there to the last token; both of the
+    answer that took longest.
+
     `predicted`: of a client's prediction, the accepted and the rejected tokens. `dropped`: tokens of prompt and answers
     lost to context shifts; None if contexts are not shifted.
     """
@@ -55,6 +58,8 @@ class Usage:
     cached: int = 0
     reasoning: int = 0
     predicted: tuple[int, int] | None = None
+    prompt_s: float = 0.0
+    answer_s: float = 0.0
     dropped: int | None = None
     miss: CacheMiss | None = None
 
@@ -226,6 +231,8 @@ class _Choice:
         if event.token is not None:
             self._tokens += 1
             self._timer.token(event.queued_s)
+            self._usage.prompt_s = max(self._usage.prompt_s, self._timer.prompt_s)
+            self._usage.answer_s = max(self._usage.answer_s, self._timer.answer_s)
             self._usage.completion += 1
             if self._tokens == 1 and self._counts_cached:
                 self._usage.cached += event.cached_tokens

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from mlcpipe.errors import MlcpipeError
@@ -18,6 +18,7 @@ from mlcpipe.server import (
     health,
     messages,
     models,
+    ollama,
     prefixes,
     responses,
     tokenize,
@@ -28,8 +29,9 @@ from mlcpipe.server.page import PAGE, page_router
 from mlcpipe.server.service import Service
 from mlcpipe.version import __version__
 
-APIS = (chat, completions, responses, messages, models, tokenize, prefixes, adapters, health)
-EMBEDDING_APIS = (embeddings, models, health)
+_OWN = (chat, completions, responses, messages, models, tokenize, prefixes, adapters, health)
+APIS = (*(api.router for api in _OWN), *ollama.ROUTERS)
+EMBEDDING_APIS = (embeddings.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS)
 
 
 def create_app(rules: Rules = Rules(), page: Path = PAGE, *, embeds: bool = False) -> tuple[FastAPI, Guard]:
@@ -40,13 +42,13 @@ def create_app(rules: Rules = Rules(), page: Path = PAGE, *, embeds: bool = Fals
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
     app.state.service, app.state.rules, app.state.embeds = None, rules, embeds
-    for api in EMBEDDING_APIS if embeds else APIS:
-        app.include_router(api.router)
+    for router in EMBEDDING_APIS if embeds else APIS:
+        app.include_router(router)
     open_paths = {*OPEN_PATHS}
     if not embeds:
-        router = page_router(page)
-        app.include_router(router)
-        open_paths |= {route.path for route in router.routes}  # type: ignore[attr-defined]
+        files = page_router(page)
+        app.include_router(files)
+        open_paths |= {route.path for route in files.routes}  # type: ignore[attr-defined]
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(MlcpipeError, _mlcpipe_error)
     app.add_exception_handler(404, _no_path)
@@ -87,18 +89,16 @@ async def _bug(request: Request, error: Exception) -> JSONResponse:
     return await _api_error(request, ApiError(500, "the server failed; its log says why"))
 
 
-def _paths(*apis: Any) -> set[str]:
-    return {route.path for api in apis for route in api.router.routes}
+def _paths(*routers: APIRouter) -> set[str]:
+    return {route.path for router in routers for route in router.routes}  # type: ignore[attr-defined]
 
 
 async def _no_path(request: Request, error: Exception) -> JSONResponse:
     path = request.url.path
     message = f"there is no {request.method} {path[:200]}"
-    if path.startswith("/api/"):  # Ollama's
-        message += ": this server speaks OpenAI's API, at /v1"
-    elif request.app.state.embeds and path in _paths(*APIS):
+    if request.app.state.embeds and path in _paths(*APIS):
         message += ": this model embeds texts and writes none"
-    elif path in _paths(embeddings):
+    elif path in _paths(*EMBEDDING_APIS):
         message += ": this model writes text; for embeddings run `mlcpipe serve` with an encoder"
     return await _api_error(request, ApiError(404, message, code="not_found"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi import Request
@@ -246,6 +246,16 @@ def _read(model: type[_B], data: bytes) -> _B:
         message = f"the body has {len(body.model_extra or ())} unknown fields; expected at most {MAX_UNKNOWN}"
         raise ApiError(400, message, code="invalid_body")
     return body
+
+
+def translated(model: type[_B], fields: Mapping[str, Any], body: Body) -> _B:
+    """Fields of another server's body as a body of ours. Raises ApiError, which names the field."""
+    try:
+        made = model.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error) from None
+    made._nbytes, made._owner = body._nbytes, body._owner
+    return made
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

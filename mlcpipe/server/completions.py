@@ -20,6 +20,7 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.answers import Answers
 from mlcpipe.server.bodies import MAX_CHOICES, MAX_IDS, CompletionFields, ResponseFormat, body_schema, parsed
 from mlcpipe.server.chat import usage_json
+from mlcpipe.server.conversation import within
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
@@ -53,7 +54,7 @@ async def complete(
 ) -> EventStream | JSONResponse:
     """Continue one or more texts."""
     service: Service = request.app.state.service
-    answers, heads = await _begin(service, body)
+    answers, heads = await answers_to_texts(service, body)
     frame = {
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
@@ -72,8 +73,13 @@ async def complete(
     return JSONResponse({**frame, "choices": choices, "usage": usage_json(answers.usage)})
 
 
-async def _begin(service: Service, body: CompletionBody) -> tuple[Answers, list[str]]:
-    """Request all answers; with `echo`, also the text that each begins with. Raises ApiError."""
+async def answers_to_texts(
+    service: Service, body: CompletionBody, most_tokens: int | None = None
+) -> tuple[Answers, list[str]]:
+    """Request all answers; with `echo`, also the text that each begins with. Raises ApiError.
+
+    `most_tokens`: of a prompt and its answer together, if fewer than the context has.
+    """
     service.check(body)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
@@ -90,7 +96,8 @@ async def _begin(service: Service, body: CompletionBody) -> tuple[Answers, list[
         prompts = _prompts(service.tokenizer, texts, body.suffix)
         if not all(prompts):
             raise ApiError(400, "prompt: expected at least one token", param="prompt")
-        asked = [service.request(body, tokens, body.max_tokens or _DEFAULT_TOKENS) for tokens in prompts]
+        most = body.max_tokens or _DEFAULT_TOKENS
+        asked = [service.request(body, tokens, within(most_tokens, len(tokens), most)) for tokens in prompts]
         heads = [service.tokenizer.decode(tokens) if body.echo else "" for tokens in prompts]
         return asked, heads, service.source(body, body.response_format, "none")
 
@@ -111,13 +118,21 @@ def _prompts(tokenizer: Tokenizer, texts: Sequence[Any], suffix: str | None) -> 
     return [tokenizer.encode(one, add_special_tokens=True) if isinstance(one, str) else list(one) for one in texts]
 
 
-def _fill_in(tokenizer: Tokenizer, prefix: object, suffix: str) -> list[int]:
-    if not isinstance(prefix, str):
-        raise ApiError(400, "suffix: expected a prompt of text", param="suffix")
+def fill_in_ids(tokenizer: Tokenizer) -> list[int] | None:
+    """The tokens before a prefix, before a suffix and before the middle; None where the model has none."""
     for names in _FILL_IN:
         ids = [tokenizer.encode(name) for name in names]
         if all(len(one) == 1 for one in ids):
-            return [*ids[0], *tokenizer.encode(prefix), *ids[1], *tokenizer.encode(suffix), *ids[2]]
+            return [one for (one,) in ids]
+    return None
+
+
+def _fill_in(tokenizer: Tokenizer, prefix: object, suffix: str) -> list[int]:
+    if not isinstance(prefix, str):
+        raise ApiError(400, "suffix: expected a prompt of text", param="suffix")
+    ids = fill_in_ids(tokenizer)
+    if ids is not None:
+        return [ids[0], *tokenizer.encode(prefix), ids[1], *tokenizer.encode(suffix), ids[2]]
     message = "suffix: the model's tokenizer has no tokens to fill in the middle"
     raise ApiError(400, message, param="suffix", code="unsupported_parameter")
 

@@ -19,7 +19,10 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation to answer; messages in the OpenAI API's form."""
+    """A conversation to answer; messages in the OpenAI API's form.
+
+    `most_tokens` is a bound for prompt and answer together, below the model's context.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     choice: ToolChoice = ToolChoice()
@@ -31,6 +34,7 @@ class Conversation:
     n: int = 1
     prediction: str | None = None
     ending: Ending = "header"
+    most_tokens: int | None = None
 
 
 def ending_of(body: EndingFields, messages: Sequence[Mapping[str, Any]]) -> Ending:
@@ -65,12 +69,23 @@ async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -
     )
 
 
+def within(most_tokens: int | None, prompt_tokens: int, max_tokens: int | None) -> int | None:
+    """The most tokens of an answer, where prompt and answer have `most_tokens` together. Raises ApiError."""
+    if most_tokens is None:
+        return max_tokens
+    if prompt_tokens >= most_tokens:
+        message = f"the prompt has {prompt_tokens} tokens; expected less than the {most_tokens} of the asked context"
+        raise ApiError(400, message, code="context_length_exceeded")
+    return min(max_tokens or most_tokens, most_tokens - prompt_tokens)
+
+
 async def answers_to(service: Service, body: SamplingFields, conversation: Conversation) -> Answers:
     """Begin to answer. Raises ApiError for fields that cannot be honoured, or too many requests."""
     service.check(body)
     choice, stops = conversation.choice, checked_stops(conversation.stops)
     prompt = await prompt_of(service, conversation, body.nbytes)
-    request = service.request(body, prompt.tokens, conversation.max_tokens)
+    most = within(conversation.most_tokens, len(prompt.tokens), conversation.max_tokens)
+    request = service.request(body, prompt.tokens, most)
     request = replace(request, logprobs=conversation.logprobs)
     if conversation.prediction is not None:
         text = conversation.prediction[: service.tokenizer.most_chars]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
+from numpy.typing import NDArray
 from pydantic import Field
 
 from mlcpipe.runtime.embedder import Embedder
@@ -61,23 +62,11 @@ async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(pa
     """An embedding for each text."""
     service: EmbeddingService = request.app.state.service
     service.check_model(body.model)
-    embedder = service.embedder
     given: Sequence[Any] = [body.input] if isinstance(body.input, str) else body.input
-    texts = [given] if given and isinstance(given[0], int) else given
-    _check_count(len(texts), "input")
-    whole = embedder.info.dimensions
-    if embedder.info.task != "embed":
-        raise ApiError(400, f"{service.name} scores documents; ask /v1/rerank", code="unsupported_task")
-    if body.dimensions is not None and body.dimensions > whole:
-        raise ApiError(400, f"dimensions: expected from 1 to {whole}", param="dimensions")
-    limit = _limit(embedder, body.truncate_prompt_tokens)
-
-    def encode(text: str | list[int]) -> EncodedText:
-        text = _cut(service, text, limit) if isinstance(text, str) else text
-        return embedder.encode(text, prompt_name=body.prompt_name, truncate=limit)
-
-    work = service.rows(texts, encode, partial(embedder.finished, dimensions=body.dimensions))
-    rows, tokens = await unless_left(request, work, lambda: None)
+    texts: Sequence[Any] = [given] if given and isinstance(given[0], int) else given
+    rows, tokens = await embedded(
+        request, service, texts, body.truncate_prompt_tokens, dimensions=body.dimensions, prompt_name=body.prompt_name
+    )
 
     def respond() -> JSONResponse:
         made = [_numbers(row, body.encoding_format) for row in rows]
@@ -86,6 +75,36 @@ async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(pa
         return JSONResponse({"object": "list", "data": data, "model": service.name, "usage": usage})
 
     return await service.apart(respond, rows.nbytes)
+
+
+async def embedded(
+    request: Request,
+    service: EmbeddingService,
+    texts: Sequence[str | list[int]],
+    truncate: int | None,
+    *,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+) -> tuple[NDArray[np.float32], int]:
+    """The embeddings f32[n, dimensions] of texts, or of their tokens, and the count of all tokens.
+
+    `truncate` is as `EmbeddingBody.truncate_prompt_tokens`. Raises ApiError.
+    """
+    embedder = service.embedder
+    _check_count(len(texts), "input")
+    whole = embedder.info.dimensions
+    if embedder.info.task != "embed":
+        raise ApiError(400, f"{service.name} scores documents; ask /v1/rerank", code="unsupported_task")
+    if dimensions is not None and dimensions > whole:
+        raise ApiError(400, f"dimensions: expected from 1 to {whole}", param="dimensions")
+    limit = _limit(embedder, truncate)
+
+    def encode(text: str | list[int]) -> EncodedText:
+        text = _cut(service, text, limit) if isinstance(text, str) else text
+        return embedder.encode(text, prompt_name=prompt_name, truncate=limit)
+
+    work = service.rows(texts, encode, partial(embedder.finished, dimensions=dimensions))
+    return await unless_left(request, work, lambda: None)
 
 
 @router.post("/v1/rerank", openapi_extra=body_schema(RerankBody))

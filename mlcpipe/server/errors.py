@@ -1,4 +1,4 @@
-"""Refusals in the APIs' forms: OpenAI's `{"error": …}`, Anthropic's `{"type": "error", …}`."""
+"""Refusals in the APIs' forms: OpenAI's `{"error": {…}}`, Anthropic's `{"type": "error", …}`, Ollama's text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 ANTHROPIC_PATH = "/v1/messages"
+OLLAMA_PATHS = "/api/"
 _FIELD = re.compile(r"\w+(\[\d+\])?(\.\w+)*")
 _SHOWN = 3  # mistakes of a body that are listed
 
@@ -51,6 +52,8 @@ class ApiError(Exception):
 
     def body(self, path: str) -> dict[str, Any]:
         """The JSON of the response to a request of this path."""
+        if path.startswith(OLLAMA_PATHS):
+            return {"error": self.message}
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         if path.startswith(ANTHROPIC_PATH):
             kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else kind)

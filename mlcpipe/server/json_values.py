@@ -26,6 +26,16 @@ def check_values(data: bytes, most: int) -> None:
         raise ApiError(400, f"the body has too many values; expected at most {most}", code="invalid_body")
 
 
+def object_in(text: str) -> dict[str, Any]:
+    """The object of a text that a model wrote; {} for one that was cut off, or has numbers beyond JSON's."""
+    try:
+        value = json.loads(text or "{}")
+        json.dumps(value, allow_nan=False)  # JSON has no infinity, but 1e999
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def value_in(text: str) -> Any:
     """Parse a text of a body as JSON. Raises ApiError for too many values, ValueError for malformed JSON."""
     check_values(text.encode(errors="surrogatepass"), MAX_VALUES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
@@ -17,9 +16,10 @@ from mlcpipe.server.blocks import Block, BlockEvent, Blocks
 from mlcpipe.server.bodies import JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
 from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
+from mlcpipe.server.json_values import object_in
 from mlcpipe.server.prompts import listed, text_of, without_billing
 from mlcpipe.server.service import Service
-from mlcpipe.server.sse import EventStream, encoded, event, unless_left
+from mlcpipe.server.sse import EventStream, event, unless_left
 
 router = APIRouter()
 _PING = event({"type": "ping"}, "ping")
@@ -177,17 +177,7 @@ def _content(block: Block) -> dict[str, Any]:
         return {"type": "text", "text": block.text}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
-    return {"type": "tool_use", "id": block.id, "name": block.name, "input": _arguments(block.text)}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; {} for one that was cut off."""
-    try:
-        value = json.loads(text or "{}")
-        encoded(value)  # JSON has no infinity, but 1e999
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return {"type": "tool_use", "id": block.id, "name": block.name, "input": object_in(block.text)}
 
 
 def _end(blocks: Blocks) -> dict[str, Any]:

@@ -139,12 +139,13 @@ def merged(texts: Mapping[str, bytes]) -> bytes:
 
 
 class RequestTimer:
-    """The times of one request."""
+    """The times of one request: `prompt_s` from its first step to its first token, `answer_s` from there."""
 
     def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
         self._metrics, self._prompt_tokens = metrics, prompt_tokens
         self._began = time.monotonic()
         self._last: float | None = None
+        self.prompt_s = self.answer_s = 0.0
 
     def token(self, queued_s: float) -> None:
         """Record a token."""
@@ -152,8 +153,10 @@ class RequestTimer:
         if self._last is None:
             self._metrics.first.observe(now - self._began)
             self._metrics.queued.observe(queued_s)
+            self.prompt_s = max(0.0, now - self._began - queued_s)
         else:
             self._metrics.between.observe(now - self._last)
+            self.answer_s += now - self._last
         self._last = now
 
     def end(self, tokens: int) -> None:

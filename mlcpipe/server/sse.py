@@ -1,4 +1,4 @@
-"""Server-sent events, ended when the client leaves or does not read; whole answers, cancelled when it leaves."""
+"""Events or lines, ended when the client leaves or does not read; whole answers, cancelled when it leaves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _T = TypeVar("_T")
 PING_S = 15.0  # of silence
 SLOW_READER_S = 30.0  # for a piece to go into the socket
 DONE = "data: [DONE]\n\n"
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no")]  # fmt: skip
+_EVENTS, _LINES = b"text/event-stream; charset=utf-8", b"application/x-ndjson"
+_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -30,6 +30,11 @@ def event(content: object, name: str | None = None) -> str:
     return data if name is None else f"event: {name}\n{data}"
 
 
+def line(content: object) -> str:
+    """One line of JSON."""
+    return encoded(content) + "\n"
+
+
 def choice_events(frame: dict[str, Any]) -> Callable[[object], str]:
     """Makes events of one choice, whose common fields are encoded once."""
     head = encoded(frame)[:-1]
@@ -37,7 +42,7 @@ def choice_events(frame: dict[str, Any]) -> Callable[[object], str]:
 
 
 class EventStream(Response):
-    """A response of events. `close` is called once it ends, for whatever reason.
+    """A response of events, or of lines. `close` is called once it ends, for whatever reason.
 
     `failed` makes the last events of an ApiError; `ping` is sent in silence.
     """
@@ -49,13 +54,16 @@ class EventStream(Response):
         failed: Callable[[ApiError], str],
         ping: str = ": ping\n\n",
         headers: Mapping[str, str] | None = None,
+        *,
+        lines: bool = False,
     ) -> None:
         super().__init__()
+        self._kind = _LINES if lines else _EVENTS
         self._more_headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._events = events
         self._close = close
         self._failed = failed
-        self._ping = ping
+        self._ping = " " if lines else ping  # JSON may begin with spaces
         self._since, self._sending = time.monotonic(), False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -72,7 +80,8 @@ class EventStream(Response):
             raise ended[-1]
 
     async def _write(self, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._more_headers]})
+        headers = [(b"content-type", self._kind), *_HEADERS, *self._more_headers]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async for text in self._events:
                 await self._send(send, text)

@@ -64,6 +64,22 @@ def test_openai_python_gets_embeddings(server: Running, embedder: mlcpipe.Embedd
     assert [one.index for one in made.data] == [0, 1, 2]
 
 
+def test_ollama_python_gets_embeddings(server: Running, embedder: mlcpipe.Embedder) -> None:
+    ollama = pytest.importorskip("ollama")
+    with ollama.Client(host=server.url) as client:
+        made = client.embed("tiny:latest", TEXTS)
+        np.testing.assert_array_equal(np.array(made.embeddings, np.float32), embedder.embed(TEXTS))
+        assert made.prompt_eval_count == sum(len(embedder.encode(text).ids) for text in TEXTS)
+        one = np.array(client.embed("tiny", "cat " * 500, dimensions=16, options={"num_ctx": 5}).embeddings, np.float32)
+        np.testing.assert_array_equal(one, embedder.embed(["cat " * 500], truncate=True, dimensions=16))
+        one = np.array([client.embeddings("tiny", TEXTS[0]).embedding], np.float32)
+        np.testing.assert_array_equal(one, embedder.embed(TEXTS[:1]))
+        assert client.show("tiny").capabilities == ["embedding"]
+        for wrong in ({"truncate": False}, {"options": {"temperature": 1}}, {"model": "other"}):
+            with pytest.raises(ollama.ResponseError):
+                client.embed(**{"model": "tiny", "input": "cat " * 500, **wrong})
+
+
 def test_inputs_are_texts_or_tokens_in_any_form(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
     expected = embedder.embed(TEXTS[:1])
     ids = embedder.encode(TEXTS[0]).ids

@@ -1,0 +1,120 @@
+"""`/api/chat` and `/api/generate`: Ollama's bodies as conversations and texts of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+
+from mlcpipe.runtime.tools import choice_of
+from mlcpipe.server.answers import DeltaSource
+from mlcpipe.server.bodies import body_schema, parsed, translated
+from mlcpipe.server.completions import CompletionBody, answers_to_texts
+from mlcpipe.server.conversation import Conversation, answers_to
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.ollama.bodies import AnswerFields, ChatBody, GenerateBody
+from mlcpipe.server.ollama.naming import served
+from mlcpipe.server.ollama.replies import Part, loaded, message_part, reply, text_part
+from mlcpipe.server.service import Service
+from mlcpipe.server.sse import EventStream
+
+router = APIRouter()
+_REFUSED = ("template", "context", "images")
+_OF_PICTURES = ("width", "height", "steps")
+
+
+@router.post("/api/chat", openapi_extra=body_schema(ChatBody), response_model=None)
+async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBody))]) -> EventStream | JSONResponse:
+    """Answer a conversation."""
+    began_ns, service = time.monotonic_ns(), request.app.state.service
+    model = served(service, body.named)
+    if not body.messages:
+        return _nothing_to_do(body, message_part)
+    conversation = await service.aside(lambda: _conversation(service, body), body.nbytes)
+    answers = await answers_to(service, body.sampling(model), conversation)
+    return await reply(request, answers, body.named, message_part, began_ns, stream=body.stream is not False)
+
+
+@router.post("/api/generate", openapi_extra=body_schema(GenerateBody), response_model=None)
+async def generate(
+    request: Request, body: Annotated[GenerateBody, Depends(parsed(GenerateBody))]
+) -> EventStream | JSONResponse:
+    """Continue a text, or answer it as a message of the user."""
+    began_ns, service = time.monotonic_ns(), request.app.state.service
+    model = served(service, body.named)
+    for name in _REFUSED:
+        if getattr(body, name):
+            raise _refused(name)
+    for name in _OF_PICTURES:
+        if (body.model_extra or {}).get(name):
+            raise _refused(name)
+    if not (body.prompt or body.suffix):
+        return _nothing_to_do(body, text_part)
+    answers = await _answers(service, body, model)
+    return await reply(request, answers, body.named, text_part, began_ns, stream=body.stream is not False)
+
+
+async def _answers(service: Service, body: GenerateBody, model: str | None) -> DeltaSource:
+    """Through the chat template, unless the text is `raw`, has a suffix, or the model has no template."""
+    sampling, prompt = body.sampling(model), body.prompt or ""
+    if not (body.raw or body.suffix) and service.tokenizer.chat_templates:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": prompt}]
+        return await answers_to(service, sampling, _asked(service, body, messages))
+    for name in ("system", "think"):
+        if getattr(body, name):
+            raise ApiError(400, f"{name}: a text that is continued as it is has none; leave it out", param=name)
+    fields = {
+        **sampling.model_dump(exclude_unset=True, by_alias=True),
+        "prompt": prompt,
+        "suffix": body.suffix or None,
+        "max_tokens": body.max_tokens or service.engine.context_length,
+        "stop": body.stops,
+        "logprobs": body.wanted_logprobs,
+        "response_format": body.form,
+    }
+    answers, _ = await answers_to_texts(service, translated(CompletionBody, fields, body), body.most_tokens)
+    return answers
+
+
+def _conversation(service: Service, body: ChatBody) -> Conversation:
+    messages = [_message(one, f"messages[{index}]") for index, one in enumerate(body.messages or ())]
+    return replace(_asked(service, body, messages), choice=choice_of(body.tools or (), None))
+
+
+def _asked(service: Service, body: AnswerFields, messages: list[dict[str, Any]]) -> Conversation:
+    """The conversation, without tools."""
+    return Conversation(
+        messages,
+        variables=body.thinking(service),
+        form=body.form,
+        max_tokens=body.max_tokens,
+        logprobs=body.wanted_logprobs,
+        stops=body.stops,
+        # As Ollama: an answer that has begun is continued.
+        ending="continued" if messages[-1].get("role") == "assistant" and messages[-1].get("content") else "header",
+        most_tokens=body.most_tokens,
+    )
+
+
+def _message(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A message in the OpenAI API's form, which names the tool of a result otherwise."""
+    if given.get("images"):
+        raise _refused(f"{where}.images")
+    message = dict(given)
+    if "tool_name" in message:
+        message["name"] = message.pop("tool_name")
+    return message
+
+
+def _refused(name: str) -> ApiError:
+    return ApiError(400, f"{name}: not offered here; leave it out", param=name, code="unsupported_parameter")
+
+
+def _nothing_to_do(body: AnswerFields, part: Part) -> JSONResponse:
+    """The answer to a request that shall only load the model, or unload it."""
+    return JSONResponse(loaded(body.named, part, "unload" if body.keep_alive_s == 0 else "load"))

@@ -1,0 +1,57 @@
+"""`/api/embed`, and `/api/embeddings`, the older path for one text."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+
+from mlcpipe.server.bodies import body_schema, parsed
+from mlcpipe.server.embedding_service import EmbeddingService
+from mlcpipe.server.embeddings import embedded
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.ollama.bodies import EmbedBody
+from mlcpipe.server.ollama.naming import served
+
+router = APIRouter()
+_HARMLESS = "num_"  # options that only say how a model is loaded
+
+
+@router.post("/api/embed", openapi_extra=body_schema(EmbedBody), response_model=None)
+async def embed(request: Request, body: Annotated[EmbedBody, Depends(parsed(EmbedBody))]) -> JSONResponse:
+    """An embedding of length 1 for each text, as far as the model makes them so; texts are cut at its limit."""
+    began_ns, service = time.monotonic_ns(), request.app.state.service
+    if body.input is None:
+        raise ApiError(400, "input: expected a text, or a list of texts", param="input")
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    rows, tokens = await _rows(request, service, body, texts)
+
+    def respond() -> JSONResponse:
+        return JSONResponse({
+            "model": body.named, "embeddings": [row.tolist() for row in rows],
+            "total_duration": time.monotonic_ns() - began_ns, "load_duration": 0, "prompt_eval_count": tokens,
+        })  # fmt: skip
+
+    made: JSONResponse = await service.apart(respond, body.nbytes)
+    return made
+
+
+@router.post("/api/embeddings", openapi_extra=body_schema(EmbedBody), response_model=None)
+async def embeddings(request: Request, body: Annotated[EmbedBody, Depends(parsed(EmbedBody))]) -> JSONResponse:
+    """The embedding of one text."""
+    if body.prompt is None:
+        raise ApiError(400, "prompt: expected a text", param="prompt")
+    rows, _ = await _rows(request, request.app.state.service, body, [body.prompt])
+    return JSONResponse({"embedding": rows[0].tolist()})
+
+
+async def _rows(request: Request, service: EmbeddingService, body: EmbedBody, texts: list[str]) -> tuple[Any, int]:
+    """The embeddings, and the tokens of all texts. Raises ApiError."""
+    served(service, body.named)
+    for name in body.options or {}:
+        if not name.startswith(_HARMLESS):
+            raise ApiError(400, f"options.{name}: no embedding depends on it; leave it out", param=f"options.{name}")
+    truncate = None if body.truncate is False else -1
+    return await embedded(request, service, texts, truncate, dimensions=body.dimensions)

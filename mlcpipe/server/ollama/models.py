@@ -1,0 +1,170 @@
+"""Ollama's paths about models: its version, lists, facts, and what it does with files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+
+from mlcpipe.runtime.text.reasoning import END
+from mlcpipe.runtime.text.thinking import EFFORT, thinking_switch
+from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.completions import fill_in_ids
+from mlcpipe.server.embedding_service import EmbeddingService
+from mlcpipe.server.errors import OLLAMA_PATHS, ApiError
+from mlcpipe.server.ollama.bodies import ModelBody
+from mlcpipe.server.ollama.naming import names, served, tagged
+from mlcpipe.server.ollama.replies import moment
+from mlcpipe.server.service import Service
+from mlcpipe.server.sse import EventStream, line
+
+router = APIRouter()
+VERSION = "0.12.6"  # of the API that is spoken here: clients refuse old ones
+_FOREVER = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
+AnyService = Service | EmbeddingService
+
+
+class PullBody(ModelBody):
+    """The body of `/api/pull`."""
+
+    stream: bool | None = None
+
+
+class CopyBody(Body):
+    """The body of `/api/copy`."""
+
+    source: str
+    destination: str
+
+
+@router.get("/api/version")
+async def version() -> dict[str, str]:
+    """The version of Ollama whose API this is."""
+    return {"version": VERSION}
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """The models that can be asked."""
+    service: AnyService = request.app.state.service
+    return {"models": [_listed(service, name) for name in names(service)]}
+
+
+@router.get("/api/ps")
+async def loaded(request: Request) -> dict[str, Any]:
+    """The models in memory."""
+    service: AnyService = request.app.state.service
+    listed = _listed(service, service.name)
+    length = service.engine.context_length
+    return {"models": [{**listed, "expires_at": moment(_FOREVER), "size_vram": 0, "context_length": length}]}
+
+
+@router.post("/api/show", openapi_extra=body_schema(ModelBody))
+async def show(request: Request, body: Annotated[ModelBody, Depends(parsed(ModelBody))]) -> dict[str, Any]:
+    """Facts of a model."""
+    service: AnyService = request.app.state.service
+    name, kind = served(service, body.named), str(service.facts.about.get("model_type", ""))
+    info: dict[str, Any] = {
+        "general.architecture": kind,
+        "general.basename": name,
+        f"{kind}.context_length": service.engine.context_length,
+        f"{kind}.vocab_size": service.engine.vocab_size,
+    }
+    if isinstance(service, EmbeddingService):
+        info[f"{kind}.embedding_length"] = service.embedder.info.dimensions
+    return {
+        "license": "",
+        "modelfile": "",
+        "parameters": _parameters(service),
+        "template": service.tokenizer.chat_templates.get("default", ""),
+        "modified_at": moment(service.created),
+        "details": _details(service),
+        "model_info": info,
+        "capabilities": _capabilities(service),
+    }
+
+
+@router.post("/api/pull", openapi_extra=body_schema(PullBody), response_model=None)
+async def pull(request: Request, body: Annotated[PullBody, Depends(parsed(PullBody))]) -> EventStream | JSONResponse:
+    """A model that is here already needs no more; another is not downloaded."""
+    service: AnyService = request.app.state.service
+    try:
+        served(service, body.named)
+    except ApiError:
+        message = f"pull: this server offers {', '.join(names(service))} and downloads none; start it with another one"
+        raise ApiError(404, message, code="model_not_found") from None
+    if body.stream is False:
+        return JSONResponse({"status": "success"})
+
+    async def lines() -> AsyncIterator[str]:
+        yield line({"status": "pulling manifest"})
+        yield line({"status": "success"})
+
+    return EventStream(lines(), lambda: None, lambda error: line(error.body(OLLAMA_PATHS)), lines=True)
+
+
+@router.delete("/api/delete", openapi_extra=body_schema(ModelBody))
+async def delete(request: Request, body: Annotated[ModelBody, Depends(parsed(ModelBody))]) -> None:
+    """Refused: the server's own files stay. Raises ApiError."""
+    served(request.app.state.service, body.named)
+    raise ApiError(400, "delete: this server removes no model's files; delete them yourself", code="not_offered")
+
+
+@router.post("/api/copy", openapi_extra=body_schema(CopyBody))
+async def copy(request: Request, body: Annotated[CopyBody, Depends(parsed(CopyBody))]) -> None:
+    """Refused. Raises ApiError."""
+    served(request.app.state.service, body.source)
+    raise ApiError(400, "copy: this server gives models no other names; serve --alias does", code="not_offered")
+
+
+def _listed(service: AnyService, name: str) -> dict[str, Any]:
+    about = service.facts.about
+    digest = str(about.get("digest") or hashlib.sha256(name.encode()).hexdigest())
+    return {
+        "name": tagged(name),
+        "model": tagged(name),
+        "modified_at": moment(service.created),
+        "size": about.get("bytes", 0),
+        "digest": digest.rpartition(":")[2],
+        "details": _details(service),
+    }
+
+
+def _details(service: AnyService) -> dict[str, Any]:
+    about = service.facts.about
+    family = str(about.get("model_type", ""))
+    return {
+        "parent_model": "",
+        "format": "mlcpipe",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": str(about.get("quantization", "")),
+    }
+
+
+def _parameters(service: AnyService) -> str:
+    """The model's own sampling settings, as lines of a Modelfile."""
+    if isinstance(service, EmbeddingService):
+        return ""
+    own = service.facts.defaults
+    settings = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "min_p": own.min_p,
+                "repeat_penalty": own.repetition_penalty}  # fmt: skip
+    return "\n".join(f"{name:<30} {value:g}" for name, value in settings.items())
+
+
+def _capabilities(service: AnyService) -> list[str]:
+    if isinstance(service, EmbeddingService):
+        return ["embedding"]
+    found, tokenizer = ["completion"], service.tokenizer
+    if (source := tokenizer.chat_templates.get("default")) is not None:
+        template = tokenizer.chat_template()
+        if "tools" in template.variables or "tool_use" in tokenizer.chat_templates:
+            found.append("tools")
+        if END in source or EFFORT in template.variables or thinking_switch(template) is not None:
+            found.append("thinking")
+    return found if fill_in_ids(tokenizer) is None else [*found, "insert"]

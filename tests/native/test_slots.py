@@ -15,7 +15,7 @@ import mlcpipe
 from mlcpipe import SamplingParams
 from tests.conftest import QUICK, Bundles
 from tests.models import tiny
-from tests.native.engine import CANCELLED, NativeEngine, NativeError, Runtime
+from tests.native.engine import CANCELLED, NativeEngine, NativeError, Runtime, Submitted
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
 DRAWN = SamplingParams(seed=3)
@@ -95,6 +95,13 @@ def test_an_answer_that_was_cancelled_is_gone_on_with(native: Open) -> None:
     assert engine.generate(prompt, DRAWN, max_tokens=10).tokens == expected
 
 
+def run_together(engine: NativeEngine, prompts: list[list[int]], drawn: list[SamplingParams]) -> list[Submitted]:
+    several = [engine.submit(tokens, how, max_tokens=40) for tokens, how in zip(prompts, drawn)]
+    while engine.step():
+        pass
+    return several
+
+
 def test_answers_together(native: Open) -> None:
     """Forks of one prompt, preemption, and checkpoints for the next turns, in few slots."""
     engine, other = native(context_length=240, sequences=4, kv_tokens=240), native()
@@ -119,7 +126,7 @@ def test_drafts_change_no_answer(native: Open) -> None:
     prompts = [words(length, length) for length in (3, 17, 33, 60, 61, 20)]
     found = []
     for draft in ("off", "lookup"):
-        engine = native(context_length=240, sequences=4, kv_tokens=480, draft=draft)
+        engine = native(context_length=240, sequences=4, kv_tokens=480, draft=draft or "")
         several = [engine.submit(one, drawn[at % 3], max_tokens=40) for at, one in enumerate(prompts)]
         while engine.step():
             pass
@@ -154,6 +161,31 @@ def test_ten_turns_of_the_trained_hybrid(
             assert found.cache_miss == (None if number else b"first_prompt")
             messages.append({"role": "assistant", "content": expected.text})
     assert found.cached_tokens > 200
+
+
+def test_the_head_of_the_trained_hybrid_drafts(
+    hybrid_bundles: Bundles, runtime: Runtime, copy_of: Callable[[Path], Path]
+) -> None:
+    """Its layer that drafts changes no answer, in turns that share pages, and more than half of what it drafts stands."""
+    bundle = copy_of(hybrid_bundles["q8f16_0"])
+    with mlcpipe.Engine(hybrid_bundles["q8f16_0"], threads=1, context_length=512, draft="off") as python:
+        chats = [
+            [{"role": "user", "content": f"What is {what}?"}] for what in ("a token", "a model", "a cache", "a page")
+        ]
+        prompts = [python.tokenizer.encode_chat(chat) for chat in chats]
+    drawn = [SamplingParams(temperature=0.0), DRAWN, SamplingParams(temperature=0.0, frequency_penalty=0.3), DRAWN]
+    found, counts = [], []
+    for draft in ("off", None):
+        engine = runtime.open(bundle, threads=1, context_length=512, sequences=3, kv_tokens=1024, draft=draft or "")
+        first = run_together(engine, prompts, drawn)
+        again = run_together(engine, [[*one, *answer.tokens, *one[:7]] for one, answer in zip(prompts, first)], drawn)
+        found.append([one.tokens for one in [*first, *again]])
+        counts.append(
+            [sum(getattr(one.end, f"{name}_tokens") for one in [*first, *again]) for name in ("drafted", "accepted")]
+        )
+    assert found[0] == found[1]
+    (none, _), (drafted, accepted) = counts
+    assert none == 0 and drafted / 2 < accepted <= drafted
 
 
 @pytest.mark.parametrize("bundle", [WINDOWS], indirect=True, ids=["windows"])

@@ -72,8 +72,7 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
   prepared_.emplace(device_, library_->module(), options.cache);
   TokenTables weights(manifest_, device_, index.Map());
   if (options.sequences) {
-    const bool drafts = options.draft != "off";
-    batch_.emplace(manifest_, device_, *library_, std::move(weights), plan_, options.sequences, drafts, &cancelled_);
+    batch_.emplace(manifest_, device_, *library_, std::move(weights), plan_, options, &cancelled_);
   } else {
     model_.emplace(manifest_, device_, *library_, std::move(weights), plan_, &cancelled_);
   }

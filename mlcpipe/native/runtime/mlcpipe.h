@@ -76,7 +76,8 @@ typedef struct {
                            kept in `cache` for each driver; NULL: `device` takes "auto" as NULL */
   const mlcpipe_symbol* gpu_code; /* the static library's table of that bundle; NULL: its shared library */
   const char* draft; /* of `sequences`: "lookup", where tokens that an answer repeats of its texts are checked several at a
-                        time, which never changes an answer, or "off"; NULL: "lookup" */
+                        time, which never changes an answer, or "off"; NULL: "lookup", and the bundle's draft head where it
+                        has one */
 } mlcpipe_options;
 
 /* Bytes that a bundle takes, and that can be had; the limit is "" for the machine itself. */
@@ -153,7 +154,7 @@ typedef struct {
   double decode_s;  /* of all later ones, without the callbacks */
   const char* cache_miss;   /* why no more was cached, a word of docs/serving.md; null: that is all that was computed */
   int64_t cache_miss_token; /* the token that is meant, from 0; -1: none */
-  int64_t drafted_tokens;   /* that were looked up and checked, */
+  int64_t drafted_tokens;   /* that were checked several at a time, */
   int64_t accepted_tokens;  /* and of these, those that are in the answer */
 } mlcpipe_statistics;
 

@@ -21,6 +21,19 @@ int64_t Checked(int64_t sequences) {
       .Found(std::to_string(sequences));
 }
 
+// What the draft head of a bundle takes where it drafts: the rows that steps keep for it, and its logits.
+double DraftHeadBytes(const ModelInfo& model) {
+  const int64_t numbers = model.draft_head->kept * (kDecodeRows + model.prefill_chunk) +
+                          kMaxSequences * (model.draft_head->hidden_size + model.vocab_size);
+  return 4.0 * static_cast<double>(numbers);
+}
+
+// Pages of that head for so many tokens.
+double DraftPagesBytes(const Manifest& manifest, const Options& options, int64_t tokens) {
+  if (!DraftsByHead(manifest.model, options)) return 0;
+  return static_cast<double>(PagesOf(tokens)) * static_cast<double>(manifest.model.draft_head->page_bytes);
+}
+
 // Bytes of a run in addition to weights and states: the workspaces of both functions for the rows they get; their kernels'
 // scratch, which threads keep; logits; and the runtime's own.
 int64_t RunningBytes(const Manifest& manifest, const VariantInfo& variant, const Options& options) {
@@ -35,6 +48,7 @@ int64_t RunningBytes(const Manifest& manifest, const VariantInfo& variant, const
   bytes += static_cast<double>(rows) / static_cast<double>(model.max_batch) * static_cast<double>(manifest.plan.decode_bytes);
   bytes += static_cast<double>(threads - 1) * static_cast<double>(scratch.helper_bytes);
   bytes += 4.0 * static_cast<double>(model.vocab_size) * static_cast<double>(rows + std::max<int64_t>(1, sequences));
+  if (DraftsByHead(model, options)) bytes += DraftHeadBytes(model);
   return static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxBytes)));
 }
 
@@ -77,6 +91,10 @@ int64_t ContextThatFits(const Manifest& manifest, double bytes) {
 
 }  // namespace
 
+bool DraftsByHead(const ModelInfo& model, const Options& options) {
+  return options.sequences > 0 && options.draft.empty() && model.draft_head;
+}
+
 double Units::Bytes(const StateTable& states) const {
   double bytes = 0;
   for (const State& state : states.all()) {
@@ -101,7 +119,8 @@ Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& 
   context_length = wanted ? wanted : std::max(std::min(limit, kMinContext), ContextThatFits(manifest, half));
   kv_tokens = context_length;
   if (sequences > 0) {
-    const double share = half / ManySequences(manifest, context_length, context_length).Bytes(manifest.states);
+    const double share = half / (ManySequences(manifest, context_length, context_length).Bytes(manifest.states) +
+                                 DraftPagesBytes(manifest, options, context_length));
     const double most = std::min(static_cast<double>(sequences), share) * static_cast<double>(context_length);
     kv_tokens = std::max(context_length, std::min(kMaxKvTokens, static_cast<int64_t>(most)));
     if (options.kv_tokens) kv_tokens = options.kv_tokens;
@@ -114,7 +133,7 @@ Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& 
         .Found(std::to_string(options.kv_tokens));
   }
   units = sequences > 0 ? ManySequences(manifest, context_length, kv_tokens) : OneSequence(manifest, context_length);
-  const double bytes = units.Bytes(manifest.states);
+  const double bytes = units.Bytes(manifest.states) + DraftPagesBytes(manifest, options, kv_tokens);
   kv_bytes = static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxBytes)));
 }
 

@@ -27,8 +27,11 @@ struct Options {
   std::string cache;                     // a folder for what is learned of drivers; "": none
   std::string gpu_path;                  // of the same model for a GPU, for "auto": see `OpenFaster`
   const mlcpipe_symbol* gpu_code = nullptr;
-  std::string draft;  // of several sequences: "" or "lookup", or "off"
+  std::string draft;  // of several sequences: "" for all that the bundle has, "lookup", or "off"
 };
+
+// Whether the draft head of a bundle drafts.
+bool DraftsByHead(const ModelInfo& model, const Options& options);
 
 // How many pages each group has, and how many slots there are.
 struct Units {

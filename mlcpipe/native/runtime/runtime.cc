@@ -31,6 +31,7 @@
 #include "serving/cache_miss.cc"
 #include "serving/cost_model.cc"
 #include "serving/draft_choice.cc"
+#include "serving/draft_head.cc"
 #include "serving/drafting.cc"
 #include "serving/page_pool.cc"
 #include "serving/prefix_tree.cc"

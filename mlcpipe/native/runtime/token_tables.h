@@ -20,6 +20,8 @@ class TokenTables {
 
   // The weights for a forward of tokens i32[n] of the host, valid until the next call.
   const tvm::ffi::Array<tvm::runtime::Tensor>& For(const tvm::runtime::Tensor& tokens);
+  // The weights for functions without tables.
+  const tvm::ffi::Array<tvm::runtime::Tensor>& all() const { return params_; }
 
  private:
   struct Table {

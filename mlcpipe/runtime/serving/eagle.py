@@ -90,14 +90,16 @@ class EagleDraft(DraftSource):
             self._release(one)
         executor = self._core.executor
         with self._device.errors():
-            self._follow_prompts(self._of_followed(executor.prompt_hidden_rows))
+            self._follow_prompts(_first_rows(self._of_followed(executor.prompt_hidden_rows)))
             began = time.perf_counter()
             self._follow_answers(self._of_followed(executor.hidden_rows))
             self._followed_s = time.perf_counter() - began
         executor.hidden_rows, executor.prompt_hidden_rows = {}, {}
 
     def _of_followed(self, kept: dict[Sequence, HiddenRows]) -> dict[Sequence, HiddenRows]:
-        return {one: rows for one, rows in kept.items() if self._follows(one) is not None}
+        return {
+            one: rows for one, rows in kept.items() if one.state is not State.ENDED and self._follows(one) is not None
+        }
 
     def _follow_prompts(self, kept: dict[Sequence, HiddenRows]) -> None:
         """Store entries of prompts, from the rows on the device; existing ones are replaced by equal ones."""
@@ -259,3 +261,13 @@ class EagleDraft(DraftSource):
 
     def _release(self, one: Sequence) -> None:
         self._pool.release(self._followers.pop(one).sequence)
+
+
+def _first_rows(kept: dict[Sequence, HiddenRows]) -> dict[Sequence, HiddenRows]:
+    """Those up to a gap: kernels take rows from the first on."""
+    end, found = 0, {}
+    for one, rows in kept.items():
+        if rows.row != end:
+            break
+        found[one], end = rows, end + rows.size
+    return found

@@ -137,7 +137,12 @@ void Manifest::ReadModel() {
            extent("prefill_chunk"), extent("max_batch"),
            json.OptionalInt("recompute_above", 1, kMaxExtent),
            json.OptionalInt("rope_above", 1, kMaxExtent),
-           json.Text("dtype"),      json.Text("kv_dtype")};
+           json.Text("dtype"),      json.Text("kv_dtype"), std::nullopt};
+  if (json.Has("eagle") && !json.IsNull("eagle")) {
+    const JsonObject head = json.Object("eagle");
+    const auto size = [&](const char* key) { return head.Int(key, 1, kMaxExtent); };
+    model.draft_head = {size("hidden_size"), size("page_bytes"), size("kept")};
+  }
   identity = Sha256(json_.Text("checkpoint_hash") + " " + json_.Text("quantization"));
   if (json.Text("kv_cache") != "pages") {
     throw Error(Code::kTarget, "the bundle's KV cache is TVM's").Where(source.where()).Next("compile the model again");

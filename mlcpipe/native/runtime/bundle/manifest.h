@@ -13,6 +13,12 @@
 
 namespace mlcpipe {
 
+// A draft head of one layer with pages of its own (`EagleInfo`): functions draft_prompt, draft_first and draft_next.
+struct DraftHeadInfo {
+  int64_t hidden_size, page_bytes;
+  int64_t kept;  // numbers of a row that the model's forwards keep for it
+};
+
 // Lengths are in tokens.
 struct ModelInfo {
   int64_t vocab_size, context_length, prefill_chunk;
@@ -20,6 +26,7 @@ struct ModelInfo {
   // Where RoPE's frequencies change and cached keys become invalid; from where on they follow the length itself.
   std::optional<int64_t> recompute_above, rope_above;
   std::string dtype, kv_dtype;
+  std::optional<DraftHeadInfo> draft_head;
 };
 
 struct MemoryPlan {

@@ -22,21 +22,25 @@ Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequence
 }  // namespace
 
 Batch::Batch(const Manifest& manifest, const Device& device, const Library& library, TokenTables weights, const Plan& plan,
-             int64_t sequences, bool drafts, const int* cancelled)
+             const Options& options, const int* cancelled)
     : manifest_(manifest),
       device_(device),
-      decode_(library.Get("decode")),
-      prefill_(library.Get("prefill")),
+      decode_(library.Get(DraftsByHead(manifest.model, options) ? "decode_hidden" : "decode")),
+      prefill_(library.Get(DraftsByHead(manifest.model, options) ? "prefill_hidden" : "prefill")),
       weights_(std::move(weights)),
       states_(MakeStates(manifest.states, device, plan.units)),
-      drafts_(drafts),
+      drafts_(options.draft != "off"),
       cancelled_(cancelled),
       scheduler_(GroupsOf(manifest.states, plan.units), plan.units.slots,
-                 LimitsOf(manifest.model, plan.context_length, sequences), manifest.model.rope_above, CostModel()),
+                 LimitsOf(manifest.model, plan.context_length, options.sequences), manifest.model.rope_above, CostModel()),
       buffer_(plan.units.pages.size(), manifest.states.has_slots()),
-      sampler_(device, library, manifest.model.vocab_size, std::max(kDecodeRows, sequences)),
+      sampler_(device, library, manifest.model.vocab_size, std::max(kDecodeRows, options.sequences)),
       decode_logits_(device.Empty({kDecodeRows, manifest.model.vocab_size}, kFloat32)),
-      prefill_logits_(device.Empty({sequences, manifest.model.vocab_size}, kFloat32)) {}
+      prefill_logits_(device.Empty({options.sequences, manifest.model.vocab_size}, kFloat32)) {
+  if (DraftsByHead(manifest.model, options)) {
+    head_.emplace(manifest, device, library, plan.kv_tokens, kDecodeRows, options.sequences);
+  }
+}
 
 uint64_t Batch::Submit(Client client) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -92,6 +96,7 @@ void Batch::Begin(uint64_t number, Client client) {
 
 size_t Batch::Step() {
   TakeNews();
+  if (head_) head_->Propose(&scheduler_, [this](const Sequence& one) { return RowOfAnswer(one); }, weights_);
   Deliver(scheduler_.Expire(Now()));
   if (const serving::Step* const step = scheduler_.Plan(Now())) {
     try {
@@ -124,6 +129,7 @@ void Batch::Decode(const serving::Step& step) {
   spans_.clear();
   rows_.clear();
   for (const auto& [sequence, count, logits] : step.decode) {
+    if (head_) head_->rows.push_back({sequence, static_cast<int64_t>(ids_.size()), sequence->computed, count});
     const FewTokens& draft = sequence->draft;
     const auto begin = sequence->tokens.begin() + sequence->computed;
     ids_.insert(ids_.end(), begin, begin + count - static_cast<int64_t>(draft.size()));
@@ -140,7 +146,12 @@ void Batch::Decode(const serving::Step& step) {
   const Tensor& ids = ids_data_.Fill(ids_);
   {
     const DecodeStep timed(step_threads_, static_cast<int64_t>(ids_.size()));
-    decode_(device_.Put(ids), device_.Put(step_data), decode_logits_, states_, weights_.For(ids));
+    if (head_) {
+      SetRows(head_->hidden, static_cast<int64_t>(ids_.size()));
+      decode_(device_.Put(ids), head_->hidden, device_.Put(step_data), decode_logits_, states_, weights_.For(ids));
+    } else {
+      decode_(device_.Put(ids), device_.Put(step_data), decode_logits_, states_, weights_.For(ids));
+    }
   }
   Draw(decode_logits_);
 }
@@ -151,6 +162,7 @@ void Batch::Prefill(const serving::Step& step) {
   spans_.clear();
   rows_.clear();
   for (const auto& [sequence, begin, count, drawing] : step.prefill) {
+    if (head_) head_->prompt_rows.push_back({sequence, static_cast<int64_t>(ids_.size()), begin, count});
     const auto first = sequence->tokens.begin() + begin;
     ids_.insert(ids_.end(), first, first + count);
     spans_.push_back(SpanOf(*sequence, begin, count));
@@ -168,8 +180,14 @@ void Batch::Prefill(const serving::Step& step) {
     } unwatch;
     mlcpipe_pool_begin_step(step_threads_, INT64_MAX);
     const Tensor& ids = ids_data_.Fill(ids_);
-    prefill_(device_.Put(ids), device_.Put(wanted_data_.Fill(wanted_)),
-             device_.Put(buffer_.Fill(spans_.data(), spans_.size())), prefill_logits_, states_, weights_.For(ids));
+    const Tensor &wanted = wanted_data_.Fill(wanted_), &data = buffer_.Fill(spans_.data(), spans_.size());
+    if (head_) {
+      SetRows(head_->hidden_of_prompts, static_cast<int64_t>(ids_.size()));
+      prefill_(device_.Put(ids), device_.Put(wanted), head_->hidden_of_prompts, device_.Put(data), prefill_logits_, states_,
+               weights_.For(ids));
+    } else {
+      prefill_(device_.Put(ids), device_.Put(wanted), device_.Put(data), prefill_logits_, states_, weights_.For(ids));
+    }
   }
   if (!rows_.empty()) Draw(prefill_logits_);
 }
@@ -178,10 +196,8 @@ void Batch::Prefill(const serving::Step& step) {
 void Batch::Draw(const Tensor& logits) {
   draws_.clear();
   for (const Drawing& row : rows_) {
-    const auto found = row.sequence ? answers_.find(row.sequence->id) : answers_.end();
-    Row* const settings = found == answers_.end() ? nullptr : &*found->second.second.row;
-    draws_.push_back({settings, static_cast<uint64_t>(row.position), row.sequence ? row.sequence->draft.begin() : nullptr,
-                      row.drafted});
+    draws_.push_back({row.sequence ? RowOfAnswer(*row.sequence) : nullptr, static_cast<uint64_t>(row.position),
+                      row.sequence ? row.sequence->draft.begin() : nullptr, row.drafted});
   }
   const int32_t* const tokens = sampler_.Draw(logits, draws_.data(), draws_.size());
   bool stands = true;  // all drafted tokens before a row were drawn
@@ -192,6 +208,11 @@ void Batch::Draw(const Tensor& logits) {
     stands = !before || (stands && drawn_.back() == row.sequence->draft[before - 1]);
     drawn_.push_back(stands ? Take(row, tokens[at]) : std::max(tokens[at], 0));
   }
+}
+
+Row* Batch::RowOfAnswer(const Sequence& sequence) {
+  const auto found = answers_.find(sequence.id);
+  return found == answers_.end() ? nullptr : &*found->second.second.row;
 }
 
 // The token that was drawn, 0 for an answer that has ended or ends here.

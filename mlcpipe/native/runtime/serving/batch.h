@@ -12,6 +12,7 @@
 #include "plan.h"
 #include "pool.h"
 #include "sampler.h"
+#include "serving/draft_head.h"
 #include "serving/scheduler.h"
 #include "step.h"
 #include "token_tables.h"
@@ -32,7 +33,7 @@ class Batch {
  public:
   // Takes the memory that was planned. A forward ends soon after `*cancelled` is not 0.
   Batch(const Manifest& manifest, const Device& device, const Library& library,
-        TokenTables weights, const Plan& plan, int64_t sequences, bool drafts, const int* cancelled);
+        TokenTables weights, const Plan& plan, const Options& options, const int* cancelled);
 
   // From any thread: the client waits for `Step`. Returns its number.
   uint64_t Submit(Client client);
@@ -66,6 +67,7 @@ class Batch {
   const bool drafts_;
   const int* cancelled_;
   mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
+  std::optional<DraftHead> head_;
   Scheduler scheduler_;
   StepBuffer buffer_;
   Sampler sampler_;
@@ -91,6 +93,8 @@ class Batch {
   void Decode(const serving::Step& step);
   void Prefill(const serving::Step& step);
   void Draw(const tvm::runtime::Tensor& logits);
+  // How the tokens of a sequence are drawn; null for one that has ended.
+  Row* RowOfAnswer(const Sequence& sequence);
   int32_t Take(const Drawing& row, int32_t token);
   void Deliver(const std::vector<Event>& events);
   void Fail(const serving::Step& step, const Error& error);

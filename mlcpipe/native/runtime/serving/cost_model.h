@@ -60,6 +60,9 @@ class CostModel {
   // How many drafted tokens to check in a step of this load, of decode rows alone, to maximize tokens per second. Each adds a
   // row, and is accepted with the probability in `gains`, the largest first. One call in some tries another number.
   int64_t DraftRows(const Load& load, const std::vector<double>& gains);
+  // How many tokens, up to `most`, a head should draft for each of some answers of this load, to maximize tokens per second.
+  // Each is accepted with the answer's rate if those before it are; one for each answer takes `token_s`.
+  int64_t DraftLength(const Load& load, const std::vector<double>& rates, double token_s, int64_t most);
   // A step of this load took so long.
   void Observe(const Load& load, double seconds);
 
@@ -93,6 +96,8 @@ class CostModel {
   void MakeCurves(size_t size);
   void ObserveDecode(int64_t rows, double seconds);
   bool Usual() const;
+  // How many drafts maximize tokens per second: each gains tokens, takes `rows` rows, and `draft_s` to make.
+  int64_t Choose(const Load& load, const std::vector<double>& gains, size_t rows, double draft_s);
   size_t Tried(const Load& load, size_t best);
 };
 

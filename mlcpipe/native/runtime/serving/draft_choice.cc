@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "serving/cost_model.h"
@@ -65,9 +66,20 @@ bool CostModel::MayDraft(const Load& load, int64_t most) {
   return found->second = Fastest(tokens_, curves_.hoped.data() + load.decode) > 0;
 }
 
-int64_t CostModel::DraftRows(const Load& load, const std::vector<double>& gains) {
+int64_t CostModel::DraftRows(const Load& load, const std::vector<double>& gains) { return Choose(load, gains, 1, 0); }
+
+int64_t CostModel::DraftLength(const Load& load, const std::vector<double>& rates, double token_s, int64_t most) {
+  std::vector<double> gains;
+  for (int64_t length = 1; length <= most; ++length) {
+    const auto gain = [&](double sum, double rate) { return sum + std::pow(rate, static_cast<double>(length)); };
+    gains.push_back(std::accumulate(rates.begin(), rates.end(), 0.0, gain));
+  }
+  return Choose(load, gains, rates.size(), token_s);
+}
+
+int64_t CostModel::Choose(const Load& load, const std::vector<double>& gains, size_t rows, double draft_s) {
   const auto first = static_cast<size_t>(load.decode), numbers = gains.size() + 1;
-  DecodeSeconds(load, load.decode + static_cast<int64_t>(gains.size()));
+  DecodeSeconds(load, load.decode + static_cast<int64_t>(gains.size() * rows));
   const double answers = static_cast<double>(load.decode);
   const double key_s = costs_[4] * static_cast<double>(load.decode_keys) / answers;
   tokens_.assign(1, answers);
@@ -75,9 +87,9 @@ int64_t CostModel::DraftRows(const Load& load, const std::vector<double>& gains)
   hoped_.clear();
   for (const double gain : gains) tokens_.push_back(tokens_.back() + gain);
   for (size_t number = 0; number < numbers; ++number) {
-    const double keys = (answers + static_cast<double>(number)) * key_s;
-    expected_.push_back(curves_.expected[first + number] + keys);
-    hoped_.push_back(curves_.hoped[first + number] + keys);
+    const double more = answers * key_s + (static_cast<double>(rows) * key_s + draft_s) * static_cast<double>(number);
+    expected_.push_back(curves_.expected[first + number * rows] + more);
+    hoped_.push_back(curves_.hoped[first + number * rows] + more);
   }
   const size_t best = Fastest(tokens_, expected_.data());
   if (best) trial_share_ = kTrialShare;

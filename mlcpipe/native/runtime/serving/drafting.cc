@@ -13,6 +13,9 @@ constexpr double kStep = 0.2;        // how far one token, right or wrong, moves
 constexpr double kLittle = 0.01;     // of a step
 constexpr int64_t kFirstLooks = 64;  // before they can be said not to pay
 constexpr int64_t kSeldom = 16;      // steps, one of which looks even where that does not pay
+constexpr double kStepOfHead = 0.1;     // how far one draft moves the rate that new answers start with
+constexpr double kPriorTokens = 8;      // of an answer, that weigh as much as the rate that it started with
+constexpr double kLeastStep = 0.05;     // how far one token moves an answer's rate later on
 constexpr double kStepOfSearch = 0.03;  // how far one step moves the estimates of what looking costs and saves
 
 }  // namespace
@@ -28,6 +31,26 @@ void Search::Learn(double spent, double saved, double step) {
   spent_ += kStepOfSearch * (spent - spent_);
   saved_ += kStepOfSearch * (saved - saved_);
   steps_ += kStepOfSearch * (step - steps_);
+}
+
+void HeadDraft::Hold(const FewTokens& tokens, int64_t length) {
+  tokens_ = tokens;
+  length_ = length;
+}
+
+Draft HeadDraft::Choose(const Draft& found, int64_t length) {
+  chosen_ = length_ == length && !tokens_.empty() && (found.tokens.empty() || found.rate <= rate_);
+  return chosen_ ? Draft{tokens_, rate_} : found;
+}
+
+void HeadDraft::Checked(int64_t drafted, int64_t right) {
+  if (!chosen_) return;
+  const int64_t checked = right + (right < drafted ? 1 : 0);
+  for (int64_t at = 0; at < checked; ++at) {
+    ++checked_;
+    rate_ += std::max(kLeastStep, 1 / (kPriorTokens + static_cast<double>(checked_))) * ((at < right ? 1 : 0) - rate_);
+  }
+  *common_ += kStepOfHead * (static_cast<double>(right) / static_cast<double>(checked) - *common_);
 }
 
 Lookup::Lookup(const std::set<int32_t>& stops) : stops_(stops), latest_(kFirstPlaces), earlier_(1) {

@@ -50,6 +50,30 @@ class Search {
   int64_t looks_ = 0, passed_ = 0;
 };
 
+// What a draft head proposes for an answer (`ModelDrafter` of draft_model.py).
+class HeadDraft {
+ public:
+  // `common` is the head's rate: how often its drafts were accepted lately.
+  HeadDraft(bool followed, double* common) : followed(followed), rate_(*common), common_(common) {}
+
+  // Tokens that follow the first `length` of the answer.
+  void Hold(const FewTokens& tokens, int64_t length);
+  // The head's draft of a text of so many tokens, where those were right more often than what was found in texts; else that.
+  Draft Choose(const Draft& found, int64_t length);
+  // The model checked the first tokens of the last choice; so many were right.
+  void Checked(int64_t drafted, int64_t right);
+  double rate() const { return rate_; }
+
+  const bool followed;  // whether the head keeps up with the answer
+
+ private:
+  FewTokens tokens_;
+  int64_t length_ = 0, checked_ = 0;
+  double rate_;
+  double* common_;
+  bool chosen_ = false;
+};
+
 // Finds the last tokens of an answer in its prompt and in the answer: what followed there is the draft (prompt lookup decoding,
 // Saxena 2023). How often a match of a length was right is learned from every token, drafted or not.
 class Lookup {

@@ -138,6 +138,7 @@ bool Scheduler::DraftAnswers() {
     if (!one->request.drafts) continue;
     if (!one->lookup) one->lookup.emplace(one->request.stop_ids);
     draft = one->lookup->Propose(one->tokens);
+    if (one->head) draft = one->head->Choose(draft, one->length());
     const int64_t left = std::min(one->request.max_tokens - one->answer(), limits.context - one->length()) - 1;
     draft.tokens.Cut(left);
   }
@@ -354,6 +355,7 @@ void Scheduler::GotAnswer(const DecodeRows& rows, const int32_t* drawn) {
     kept.push_back(drawn[at]);
   }
   const size_t of_draft = kept.empty() ? 0 : kept.size() - 1;
+  if (sequence->head && drafted) sequence->head->Checked(drafted, standing);
   pool_.Advance(sequence, rows.rows - drafted + static_cast<int64_t>(of_draft), of_draft, draft.size());
   Got(rows.sequence, kept);
   if (!draft.empty()) pool_.Truncate(sequence, sequence->computed);

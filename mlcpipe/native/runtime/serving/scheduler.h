@@ -41,6 +41,9 @@ class Scheduler {
   const std::vector<Event>& Settle(const Step& step, const std::vector<int32_t>& drawn, double now);
 
   const PagePool& pool() const { return pool_; }
+  const Ordered& running() const { return admission_.running; }
+  CostModel& cost() { return cost_; }
+  bool searches() const { return searches_; }  // for drafts, in the next step
   const Limits limits;
 
  private:

@@ -77,6 +77,7 @@ struct Sequence {
   int32_t next_slot = kNoUnit;  // where the running step writes them,
   std::vector<int32_t> row_slots;  // and those after each row of a draft but the last
   std::optional<Lookup> lookup;
+  std::optional<HeadDraft> head;  // of a bundle with a draft head
   FewTokens draft;  // proposed tokens after the last one
   int64_t drafted = 0, accepted = 0;  // tokens of drafts that were checked, and of them those that stood
   std::optional<LeftSlot> checkpoint;  // the last one that this sequence left in the prefix tree

@@ -120,7 +120,7 @@ def serve_command(options: ServeOptions) -> None:
             serve_replicas(bound, loads, rules, options.ray, drain_s, on_address, embeds=embeds)
         elif embeds:
             says = partial(say_ready, address=address, key=header)
-            serve(bound, load_embedder, rules, says, drain_s, partial(create_app, embeds=True))
+            serve(bound, load_embedder, rules, says, drain_s, partial(create_app, serves="embeddings"))
         else:
             serve(bound, load, rules, ready, drain_s)
 

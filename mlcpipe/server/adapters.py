@@ -16,6 +16,7 @@ from mlcpipe.checkpoint.peft import CONFIG
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.server.bodies import Body, body_schema, parsed
 from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.leases import pool_of, text_service
 from mlcpipe.server.service import Service
 from mlcpipe.support.files import local_path
 
@@ -27,6 +28,7 @@ class LoadBody(Body):
 
     lora_name: str
     lora_path: str
+    base_model_name: str | None = None
 
 
 class UnloadBody(Body):
@@ -38,12 +40,14 @@ class UnloadBody(Body):
 @router.post("/v1/load_lora_adapter", openapi_extra=body_schema(LoadBody))
 async def load(request: Request, body: Annotated[LoadBody, Depends(parsed(LoadBody))]) -> PlainTextResponse:
     """Load an adapter, which requests then choose as their model."""
-    service, name = _service(request), body.lora_name
+    service, name = await _service(request, body.base_model_name), body.lora_name
     try:
         service.engine.check_adapters()
     except MlcpipeError as error:
         raise refused(error) from None
     service.check_free(name)
+    if any(name in one.source.names or name in one.adapter_names for one in pool_of(request).models):
+        raise ApiError(400, f"lora_name: there is a model {name!r} already", param="lora_name")
     folder = await service.apart(lambda: _folder(body.lora_path, request.app.state.rules.adapter_folders))
     packed = await service.apart(lambda: service.engine.read_adapter(folder, name))
     service.check_free(name)  # another client may have been faster
@@ -60,7 +64,9 @@ async def load(request: Request, body: Annotated[LoadBody, Depends(parsed(LoadBo
 @router.post("/v1/unload_lora_adapter", openapi_extra=body_schema(UnloadBody))
 async def unload(request: Request, body: Annotated[UnloadBody, Depends(parsed(UnloadBody))]) -> PlainTextResponse:
     """Unload an adapter: refuse new requests; running ones finish with it."""
-    service, name = _service(request), body.lora_name
+    name = body.lora_name
+    owner = next((one.name for one in pool_of(request).models if name in one.adapter_names), None)
+    service = await _service(request, owner)
     adapter = service.adapters.pop(name, None)
     if adapter is None:
         raise ApiError(404, f"the adapter {name[:100]!r} is not loaded", code="model_not_found", param="lora_name")
@@ -79,9 +85,8 @@ def _folder(path: str, allowed: Collection[Path] | None) -> Path:
     raise ApiError(400, "lora_path: expected the folder of an adapter that clients may load", param="lora_path")
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request, model: str | None) -> Service:
     """The service, on servers with API keys only: not everybody may probe paths."""
     if not request.app.state.rules.keys:
         raise ApiError(403, "adapters are loaded by clients with a key alone: start the server with --api-key")
-    service: Service = request.app.state.service
-    return service
+    return await text_service(request, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -25,27 +25,31 @@ from mlcpipe.server import (
 )
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
+from mlcpipe.server.leases import Leasing
+from mlcpipe.server.metrics import Metrics
+from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.page import PAGE, page_router
-from mlcpipe.server.service import Service
 from mlcpipe.version import __version__
 
 _OWN = (chat, completions, responses, messages, models, tokenize, prefixes, adapters, health)
 APIS = (*(api.router for api in _OWN), *ollama.ROUTERS)
 EMBEDDING_APIS = (embeddings.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS)
+BOTH_APIS = (*APIS, *(router for router in EMBEDDING_APIS if all(router is not one for one in APIS)))
+Serves = Literal["text", "embeddings", "both"]
 
 
-def create_app(rules: Rules = Rules(), page: Path = PAGE, *, embeds: bool = False) -> tuple[FastAPI, Guard]:
+def create_app(rules: Rules = Rules(), page: Path = PAGE, *, serves: Serves = "text") -> tuple[FastAPI, Guard]:
     """The application, and the guard around it, which the server runs; `page` is the folder of the chat page.
-    A model that `embeds` texts has other paths, and no page.
+    A server of embeddings alone has other paths, and no page.
 
-    `app.state.service` is None until the model is loaded; until then requests get 503.
+    `app.state.pool` has the models. It is None until a server's single model is loaded; until then requests get 503.
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service, app.state.rules, app.state.embeds = None, rules, embeds
-    for router in EMBEDDING_APIS if embeds else APIS:
+    app.state.pool, app.state.rules, app.state.serves = None, rules, serves
+    for router in {"text": APIS, "embeddings": EMBEDDING_APIS, "both": BOTH_APIS}[serves]:
         app.include_router(router)
     open_paths = {*OPEN_PATHS}
-    if not embeds:
+    if serves != "embeddings":
         files = page_router(page)
         app.include_router(files)
         open_paths |= {route.path for route in files.routes}  # type: ignore[attr-defined]
@@ -56,26 +60,29 @@ def create_app(rules: Rules = Rules(), page: Path = PAGE, *, embeds: bool = Fals
     app.add_exception_handler(Exception, _bug)
 
     def count(error: ApiError) -> None:
-        if app.state.service is not None:
-            app.state.service.metrics.count_rejected(error)
+        if app.state.pool is not None:
+            app.state.pool.metrics.count_rejected(error)
 
     return app, Guard(_loaded(app, {*open_paths, "/openapi.json"}), rules, count, open_paths)
 
 
 def _loaded(app: FastAPI, open_paths: Collection[str]) -> Any:
+    leasing = Leasing(app)
+
     async def serve(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and app.state.service is None and scope["path"] not in open_paths:
+        if scope["type"] == "http" and app.state.pool is None and scope["path"] not in open_paths:
             raise ApiError(503, "Loading model", retry_after_s=1.0)
-        await app(scope, receive, send)
+        await leasing(scope, receive, send)
 
     return serve
 
 
 async def _api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    service: Service | None = request.app.state.service
-    if service is not None:
-        service.metrics.count_rejected(error)
+    pool: ModelPool | None = request.app.state.pool
+    if pool is not None:
+        metrics: Metrics = getattr(request.state, "service", pool).metrics
+        metrics.count_rejected(error)
     return JSONResponse(error.body(request.url.path), error.status, error.headers)
 
 
@@ -96,9 +103,9 @@ def _paths(*routers: APIRouter) -> set[str]:
 async def _no_path(request: Request, error: Exception) -> JSONResponse:
     path = request.url.path
     message = f"there is no {request.method} {path[:200]}"
-    if request.app.state.embeds and path in _paths(*APIS):
+    if request.app.state.serves == "embeddings" and path in _paths(*APIS):
         message += ": this model embeds texts and writes none"
-    elif path in _paths(*EMBEDDING_APIS):
+    elif request.app.state.serves == "text" and path in _paths(*EMBEDDING_APIS):
         message += ": this model writes text; for embeddings run `mlcpipe serve` with an encoder"
     return await _api_error(request, ApiError(404, message, code="not_found"))
 

@@ -225,10 +225,10 @@ def parsed(model: type[_B]) -> Callable[[Request], Coroutine[Any, Any, _B]]:
     """A dependency that reads a request's body. Raises ApiError for a body that is no JSON, or malformed."""
 
     async def read(request: Request) -> _B:
-        data, service = await request.body(), request.app.state.service
-        body: _B = await service.aside(lambda: _read(model, data), len(data))
+        data, pool = await request.body(), request.app.state.pool
+        body: _B = await pool.aside(lambda: _read(model, data), len(data))
         body._nbytes, body._owner = len(data), owner_of(request)
-        service.metrics.count_unknown(request.url.path, body.model_extra or ())
+        pool.metrics.count_unknown(request.url.path, body.model_extra or ())
         return body
 
     return read

@@ -29,6 +29,7 @@ from mlcpipe.server.conversation import (
     thinking_variables,
 )
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.leases import text_service
 from mlcpipe.server.semantic_cache import CachingService, Keeping
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
@@ -64,7 +65,7 @@ class ChatBody(CompletionFields, EndingFields):
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody), response_model=None)
 async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBody))]) -> EventStream | JSONResponse:
     """Answer a conversation."""
-    service: Service = request.app.state.service
+    service = await text_service(request, body.model)
     conversation = await service.aside(lambda: _conversation(body), body.nbytes)
     answers, headers = await _answers(service, request, body, conversation)
     frame = {

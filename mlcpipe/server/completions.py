@@ -22,6 +22,7 @@ from mlcpipe.server.bodies import MAX_CHOICES, MAX_IDS, CompletionFields, Respon
 from mlcpipe.server.chat import usage_json
 from mlcpipe.server.conversation import within
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.leases import text_service
 from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
 
@@ -53,7 +54,7 @@ async def complete(
     request: Request, body: Annotated[CompletionBody, Depends(parsed(CompletionBody))]
 ) -> EventStream | JSONResponse:
     """Continue one or more texts."""
-    service: Service = request.app.state.service
+    service = await text_service(request, body.model)
     answers, heads = await answers_to_texts(service, body)
     frame = {
         "id": f"cmpl-{secrets.token_hex(12)}",

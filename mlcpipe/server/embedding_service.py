@@ -59,6 +59,7 @@ class EmbeddingService(OffLoop):
         self.engine, self.facts, self.embedder = engine, facts, engine.embedder
         self.tokenizer = engine.tokenizer
         limit_chars(self.tokenizer, engine.context_length)
+        self.kind = self.embedder.info.task
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)
         self.meta = {"embedding": self.embedder.info.model_dump(mode="json"), **facts.about}

@@ -19,6 +19,7 @@ from mlcpipe.runtime.text.text_pairs import EncodedText
 from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.leases import embedding_service, rerank_service
 from mlcpipe.server.sse import unless_left
 
 router = APIRouter()
@@ -60,8 +61,7 @@ class RerankBody(Body):
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody), response_model=None)
 async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(parsed(EmbeddingBody))]) -> JSONResponse:
     """An embedding for each text."""
-    service: EmbeddingService = request.app.state.service
-    service.check_model(body.model)
+    service = await embedding_service(request, body.model)
     given: Sequence[Any] = [body.input] if isinstance(body.input, str) else body.input
     texts: Sequence[Any] = [given] if given and isinstance(given[0], int) else given
     rows, tokens = await embedded(
@@ -93,8 +93,6 @@ async def embedded(
     embedder = service.embedder
     _check_count(len(texts), "input")
     whole = embedder.info.dimensions
-    if embedder.info.task != "embed":
-        raise ApiError(400, f"{service.name} scores documents; ask /v1/rerank", code="unsupported_task")
     if dimensions is not None and dimensions > whole:
         raise ApiError(400, f"dimensions: expected from 1 to {whole}", param="dimensions")
     limit = _limit(embedder, truncate)
@@ -110,13 +108,10 @@ async def embedded(
 @router.post("/v1/rerank", openapi_extra=body_schema(RerankBody))
 async def rerank(request: Request, body: Annotated[RerankBody, Depends(parsed(RerankBody))]) -> dict[str, Any]:
     """The documents that answer a query best, best first."""
-    service: EmbeddingService = request.app.state.service
-    service.check_model(body.model)
+    service = await rerank_service(request, body.model)
     embedder = service.embedder
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     _check_count(len(documents), "documents")
-    if embedder.info.task != "rerank":
-        raise ApiError(400, f"{service.name} scores no documents; ask /v1/embeddings", code="unsupported_task")
     limit = _limit(embedder, body.truncate_prompt_tokens)
     if (chars := len(body.query) * len(documents) + sum(map(len, documents))) > MAX_CHARS:
         message = f"query, documents: expected at most {MAX_CHARS} characters, the query with each, found {chars}"

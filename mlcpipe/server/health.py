@@ -7,7 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from mlcpipe.server.metrics import CONTENT_TYPE
+from mlcpipe.server.leases import pool_of
+from mlcpipe.server.metrics import CONTENT_TYPE, merged
+from mlcpipe.server.model_pool import ModelPool
+from mlcpipe.server.pooled_model import Model
 
 router = APIRouter()
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
@@ -16,28 +19,59 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 @router.get("/health", response_model=None)
 @router.get("/v1/health", response_model=None)
 async def health(request: Request) -> JSONResponse:
-    """200 once the model is loaded, as long as its engine lives."""
-    service = request.app.state.service
-    if service is None:
+    """200 once a single model is loaded, as long as its engine lives. With several, 200 and what each of them does."""
+    pool: ModelPool | None = request.app.state.pool
+    if pool is None:
         return JSONResponse(LOADING, 503, {"retry-after": "1"})
-    if service.engine.fault:
-        return JSONResponse({"error": {"code": 503, "message": service.engine.fault, "type": "unavailable_error"}}, 503)
+    if not pool.single:
+        told = [_told(model) for model in pool.models]
+        if request.app.state.rules.keys:  # the path needs no key: it names nothing
+            told = [{key: value for key, value in one.items() if key not in ("model", "error")} for one in told]
+        return JSONResponse({"status": "ok", "models": told})
+    fault = pool.models[0].service.engine.fault
+    if fault:
+        return JSONResponse({"error": {"code": 503, "message": fault, "type": "unavailable_error"}}, 503)
     return JSONResponse({"status": "ok"})
+
+
+def _told(model: Model) -> dict[str, Any]:
+    told: dict[str, Any] = {"model": model.name, "state": model.state}
+    if model.state == "loading":
+        told["progress"] = model.report.described
+    if model.failure is not None:
+        told["error"] = model.failure.message
+    return told
 
 
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request) -> Response:
-    """Counters, gauges and histograms."""
-    text = await request.app.state.service.apart(request.app.state.service.metrics.text)
-    return Response(text, media_type=CONTENT_TYPE)
+    """Counters, gauges and histograms; of several models, each with its name as `model`."""
+    pool = pool_of(request)
+    if pool.single:
+        return Response(await pool.apart(pool.metrics.text), media_type=CONTENT_TYPE)
+    sources = {model.name: model.metrics for model in pool.models}
+
+    def text() -> bytes:
+        return merged({"": pool.metrics.text(), **{name: one() for name, one in sources.items()}}, "model")
+
+    return Response(await pool.apart(text), media_type=CONTENT_TYPE)
 
 
 @router.get("/status")
 async def status(request: Request) -> dict[str, Any]:
-    """The figures of the page at `/`."""
-    service = request.app.state.service
+    """The figures of the page at `/`; of several models, those of the first that writes text."""
+    pool = pool_of(request)
+    model = pool.find(None, "text")
+    service = model.service
+    if service is None:
+        about = model.source.about
+        zeros = ("running", "waiting", "kv_usage", "prompt_tokens", "cached_tokens", "generated_tokens")
+        return {
+            "model": model.name, **dict.fromkeys(zeros, 0), "finished": {},
+            "context_length": about.get("context_length") or 0, "about": about, "models": _all_told(pool),
+        }  # fmt: skip
     stats = service.engine.stats()
-    return {
+    told = {
         "model": service.name,
         "running": stats.running,
         "waiting": stats.waiting,
@@ -49,3 +83,8 @@ async def status(request: Request) -> dict[str, Any]:
         "context_length": service.engine.context_length,
         "about": dict(service.facts.about),
     }
+    return told if pool.single else {**told, "models": _all_told(pool)}
+
+
+def _all_told(pool: ModelPool) -> list[dict[str, Any]]:
+    return [_told(model) for model in pool.models]

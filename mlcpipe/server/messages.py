@@ -17,8 +17,8 @@ from mlcpipe.server.bodies import JsonSchemaFormat, ResponseFormat, SamplingFiel
 from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.json_values import object_in
+from mlcpipe.server.leases import text_service
 from mlcpipe.server.prompts import listed, text_of, without_billing
-from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, event, unless_left
 
 router = APIRouter()
@@ -51,7 +51,7 @@ async def messages(
     request: Request, body: Annotated[MessagesBody, Depends(parsed(MessagesBody))]
 ) -> EventStream | JSONResponse:
     """Answer a conversation."""
-    service: Service = request.app.state.service
+    service = await text_service(request, body.model)
     answers = await answers_to(service, body, await service.aside(lambda: _conversation(body), body.nbytes))
     frame = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant",
              "model": service.name_of(body.model)}  # fmt: skip
@@ -66,7 +66,7 @@ async def messages(
 @router.post(f"{ANTHROPIC_PATH}/count_tokens", openapi_extra=body_schema(CountBody))
 async def count_tokens(request: Request, body: Annotated[CountBody, Depends(parsed(CountBody))]) -> dict[str, int]:
     """The tokens of a conversation."""
-    service: Service = request.app.state.service
+    service = await text_service(request, body.model)
     service.check_model(body.model)
     conversation = await service.aside(lambda: _conversation(body), body.nbytes)
     return {"input_tokens": len((await prompt_of(service, conversation, body.nbytes)).tokens)}

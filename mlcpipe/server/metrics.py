@@ -81,11 +81,12 @@ class _Read(Collector):
 
 
 class Metrics:
-    """Counters and histograms of requests, in addition to the engine's."""
+    """Counters and histograms of requests, in addition to the engine's, if there is one."""
 
-    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+    def __init__(self, stats: Callable[[], EngineStats] | None) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(stats))
+        if stats is not None:
+            self._registry.register(_EngineCollector(stats))
         self.first = self._histogram("time_to_first_token_seconds", "From a request to its first token.", _LATENCY_S)
         self.between = self._histogram("inter_token_latency_seconds", "Between tokens of an answer.", _BETWEEN_S)
         self.whole = self._histogram("e2e_request_latency_seconds", "From a request to its end.", _WHOLE_S)
@@ -125,14 +126,14 @@ class Metrics:
         return Histogram(f"mlcpipe_{name}", text, buckets=buckets, registry=self._registry)
 
 
-def merged(texts: Mapping[str, bytes]) -> bytes:
-    """Metrics of several servers in one text; each sample has the name of its server as `replica`."""
+def merged(texts: Mapping[str, bytes], label: str = "replica") -> bytes:
+    """Metrics of several servers or models in one text; each sample has the name of its own as `label`, "" none."""
     families: dict[str, Metric] = {}
     for name, text in texts.items():
         for family in text_string_to_metric_families(text.decode()):
             same = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
-                same.add_sample(sample.name, {**sample.labels, "replica": name}, sample.value)
+                same.add_sample(sample.name, {**sample.labels, **({label: name} if name else {})}, sample.value)
     registry = CollectorRegistry()
     registry.register(_Read(families.values()))
     return generate_latest(registry)

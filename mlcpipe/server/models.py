@@ -1,4 +1,4 @@
-"""`/v1/models`: the served models, with facts of the bundle."""
+"""`/v1/models`: the served models, with facts of their bundles."""
 
 from __future__ import annotations
 
@@ -6,44 +6,48 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from mlcpipe.server.service import Service
+from mlcpipe.server.leases import pool_of
+from mlcpipe.server.pooled_model import Model
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """All names of the model, and of its adapters."""
-    service: Service = request.app.state.service
-    names = [name for name in (*service.facts.names, *service.adapters) if name != "*"]
-    listed = [_model(service, name) for name in names]
-    return {"object": "list", "data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    """All names of the models, and of their adapters."""
+    listed = [_described(model, name) for model in pool_of(request).models for name in model.own_names]
+    ids = [one["id"] for one in listed]
+    return {"object": "list", "data": listed, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     """One model. Raises ApiError for an unknown one."""
-    service: Service = request.app.state.service
-    service.check_model(name)
-    return _model(service, name)
+    return _described(pool_of(request).find(name), name)
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
-    """In OpenAI's form, with Anthropic's extra fields, and vLLM's `parent` of an adapter."""
-    adapter = service.adapters.get(name)
-    return {
+def _described(model: Model, name: str) -> dict[str, Any]:
+    """In OpenAI's form, with Anthropic's extra fields, vLLM's `parent` of an adapter, and the state."""
+    folder = model.adapter_folder(name)
+    service = model.service
+    described: dict[str, Any] = {
         "id": name,
         "object": "model",
         "type": "model",
         "display_name": name,
-        "created": service.created,
+        "created": model.created,
         "owned_by": "mlcpipe",
-        "root": service.name if adapter is None else str(adapter.path),
-        "parent": None if adapter is None else service.name,
-        "max_model_len": service.engine.context_length,
-        "meta": {
-            "context_length": service.engine.context_length,
-            "vocab_size": service.engine.vocab_size,
-            **service.meta,
-        },
+        "root": model.name if folder is None else str(folder),
+        "parent": None if folder is None else model.name,
+        "state": model.state,
     }
+    if model.state == "loading":
+        described["progress"] = model.report.described
+    if model.failure is not None:
+        described["error"] = model.failure.message
+    if service is None:
+        about = model.source.about
+        return {**described, "max_model_len": about.get("context_length"), "meta": about}
+    context, vocab = service.engine.context_length, service.engine.vocab_size
+    meta = {"context_length": context, "vocab_size": vocab, **service.meta}
+    return {**described, "max_model_len": context, "meta": meta}

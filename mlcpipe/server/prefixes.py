@@ -15,6 +15,7 @@ from mlcpipe.runtime.serving import interface
 from mlcpipe.server.answers import Answers
 from mlcpipe.server.bodies import Body, body_schema, owner_of, parsed
 from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.leases import text_service
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import unless_left
@@ -28,7 +29,6 @@ class SaveBody(PromptFields):
     """A text or a conversation, and the name to save its prompt under."""
 
     name: str
-    model: str | None = None
     cache_salt: str | None = None
 
 
@@ -36,13 +36,14 @@ class RestoreBody(Body):
     """The name of a saved prompt."""
 
     name: str
+    model: str | None = None
     cache_salt: str | None = None
 
 
 @router.post("/v1/kv/save", openapi_extra=body_schema(SaveBody))
 async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBody))]) -> dict[str, Any]:
     """Compute a prompt, unless cached, and write its keys and values, in pages of 16 tokens, to a file."""
-    service, store = _service(request)
+    service, store = await _service(request, body.model)
     began, salt = time.monotonic(), body.cache_salt or ""
     service.check_model(body.model)
     if body.model in service.adapters:
@@ -78,7 +79,7 @@ def _computed(service: Service, tokens: list[int], namespace: str) -> Answers:
 @router.post("/v1/kv/restore", openapi_extra=body_schema(RestoreBody))
 async def restore(request: Request, body: Annotated[RestoreBody, Depends(parsed(RestoreBody))]) -> dict[str, Any]:
     """Load a saved prompt's keys and values for prompts that begin with it, as long as the KV cache keeps them."""
-    service, store = _service(request)
+    service, store = await _service(request, body.model)
     began, salt = time.monotonic(), body.cache_salt or ""
     saved = await service.apart(lambda: store.read(body.name, salt))
     try:
@@ -89,24 +90,24 @@ async def restore(request: Request, body: Annotated[RestoreBody, Depends(parsed(
 
 
 @router.get("/v1/kv")
-async def names(request: Request) -> dict[str, Any]:
+async def names(request: Request, model: str | None = None) -> dict[str, Any]:
     """The saved prompts."""
-    service, store = _service(request)
+    service, store = await _service(request, model)
     found = await service.apart(store.names)
     return {"object": "list", "data": [_about(name, nbytes) for name, nbytes in found.items()]}
 
 
 @router.delete("/v1/kv/{name}")
-async def delete(request: Request, name: str) -> dict[str, Any]:
+async def delete(request: Request, name: str, model: str | None = None) -> dict[str, Any]:
     """Remove a file; its pages in the KV cache stay."""
-    service, store = _service(request)
+    service, store = await _service(request, model)
     await service.apart(lambda: store.delete(name))
     return {"id": name, "object": "kv.prefix", "deleted": True}
 
 
-def _service(request: Request) -> tuple[Service, PrefixStore]:
+async def _service(request: Request, model: str | None) -> tuple[Service, PrefixStore]:
     """The service, and the client's store."""
-    service: Service = request.app.state.service
+    service = await text_service(request, model)
     if service.prefixes is None:
         raise ApiError(404, "no prefixes are saved here: start the server with --prefixes FOLDER", code="not_enabled")
     return service, service.prefixes.of(owner_of(request))

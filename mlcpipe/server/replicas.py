@@ -35,7 +35,9 @@ from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
 from mlcpipe.server.health import LOADING
 from mlcpipe.server.json_values import MAX_VALUES, check_values
+from mlcpipe.server.leases import Leasing
 from mlcpipe.server.metrics import CONTENT_TYPE, merged
+from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.page import PAGE, page_router
 from mlcpipe.server.sse import DONE, SLOW_READER_S, event
@@ -97,14 +99,15 @@ class Replica:
     """A process with the model: a server's application without the guard, which is in front of all replicas."""
 
     async def __init__(self, load: Callable[[], Any], embeds: bool) -> None:  # type: ignore[misc]  # Ray awaits it
-        app, _ = create_app(embeds=embeds)
+        app, _ = create_app(serves="embeddings" if embeds else "text")
         loaded = await asyncio.get_running_loop().run_in_executor(None, load)
-        self._service = app.state.service = loaded.service()
-        self._app = app
+        self._service = loaded.service()
+        app.state.pool = self._pool = ModelPool.of(self._service)
+        self._app = Leasing(app)
 
     def __del__(self) -> None:
-        if hasattr(self, "_service"):
-            self._service.close()
+        if hasattr(self, "_pool"):
+            self._pool.close()
 
     def check_health(self) -> None:
         """Raises if the engine failed; Ray then starts another replica."""
@@ -180,12 +183,7 @@ class Replicas:
     def _deploy(self) -> Any:
         return serve.run(self._application, name=_APP, route_prefix=None)
 
-    @property
-    def engine(self) -> Replicas:
-        """The part that the server closes first."""
-        return self
-
-    def service(self) -> Replicas:
+    def pool(self) -> Replicas:
         """Install the replacement on SIGHUP and return self; called inside the event loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(
@@ -252,6 +250,10 @@ class Replicas:
             raise RuntimeError(error.message)  # cuts the connection
         await send({"type": "http.response.body", "body": _last_events(error, asked.scope["path"], events).encode()})
 
+    def end(self, drain_s: float) -> None:
+        """Begin the end: `close` in a thread."""
+        self._loop.run_in_executor(None, self.close, drain_s)
+
     def close(self, drain_s: float = 0.0) -> None:
         """Give requests `drain_s` seconds, then end the rest, and the replicas."""
         if self._running:
@@ -270,14 +272,14 @@ class Replicas:
 
 
 class Front:
-    """The application that forwards; `state.service` is None until the replicas run."""
+    """The application that forwards; `state.pool` is None until the replicas run."""
 
     def __init__(self) -> None:
-        self.state, self._threads = SimpleNamespace(service=None), OffLoop()
+        self.state, self._threads = SimpleNamespace(pool=None), OffLoop()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer for all replicas, or forward to one."""
-        replicas, path = self.state.service, scope["path"]
+        replicas, path = self.state.pool, scope["path"]
         loop = asyncio.get_running_loop()
         if path in OPEN_PATHS:
             healthy = 0 if replicas is None else await loop.run_in_executor(None, replicas.healthy)

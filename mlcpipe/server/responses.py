@@ -20,6 +20,7 @@ from mlcpipe.server.conversation import (
     thinking_variables,
 )
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.leases import text_service
 from mlcpipe.server.response_events import ended, stream, usage_json
 from mlcpipe.server.response_items import messages_of
 from mlcpipe.server.service import Service
@@ -77,7 +78,7 @@ async def responses(
     request: Request, body: Annotated[ResponsesBody, Depends(parsed(ResponsesBody))]
 ) -> EventStream | JSONResponse:
     """Answer a conversation."""
-    service: Service = request.app.state.service
+    service = await text_service(request, body.model)
     service.check(body)
     frame, conversation = await service.aside(lambda: (_frame(body, service), _conversation(body)), body.nbytes)
     answers = await answers_to(service, body, conversation)

@@ -26,6 +26,7 @@ from mlcpipe.server.app import create_app
 from mlcpipe.server.connections import ACCEPTED_AT_ONCE, Connection, most_connections
 from mlcpipe.server.embedding_service import EmbeddingEngine, EmbeddingService
 from mlcpipe.server.guard import Guard, Rules
+from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.semantic_cache import CachingService, SemanticCache
 from mlcpipe.server.service import Facts, Service
@@ -51,6 +52,10 @@ class Loaded:
         parts = self.engine, self.tokenizer, self.facts, self.prefixes, self.adapters
         return Service(*parts) if self.semantic_cache is None else CachingService(self.semantic_cache, *parts)
 
+    def pool(self) -> ModelPool:
+        """The service alone."""
+        return ModelPool.of(self.service())
+
 
 @dataclass(frozen=True)
 class LoadedEmbedder:
@@ -64,12 +69,16 @@ class LoadedEmbedder:
         """The service."""
         return EmbeddingService(self.engine, self.facts, self.max_queue)
 
+    def pool(self) -> ModelPool:
+        """The service alone."""
+        return ModelPool.of(self.service())
+
 
 class Servable(Protocol):
     """The input of a server."""
 
-    def service(self) -> Any:
-        """The service, made inside the event loop: its `engine` is closed first, then the service."""
+    def pool(self) -> Any:
+        """The models, made inside the event loop: at the end it gets `end(drain_s)` there, and `close()` last."""
 
 
 AnyLoaded = TypeVar("AnyLoaded", bound=Servable)
@@ -107,7 +116,7 @@ def serve(
     """Serve until SIGTERM or Ctrl-C, then let requests finish for `drain_s` seconds.
 
     `load` runs in a thread while the server reports that it loads; then `ready` is called. Raises what they raise.
-    `create` makes the application, whose `state.service` will be the loaded service, and the guard around it.
+    `create` makes the application, whose `state.pool` will have what was loaded, and the guard around it.
     """
     app, guard = create(rules)
     certificate, key = rules.tls or (None, None)
@@ -134,8 +143,8 @@ def serve(
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             """The engine ends requests that run too long, so that clients are told before they are cut off."""
-            if app.state.service is not None:
-                asyncio.get_running_loop().run_in_executor(None, app.state.service.engine.close, drain_s)
+            if app.state.pool is not None:
+                app.state.pool.end(drain_s)
             await super().shutdown(sockets)
 
     server = Draining(config)
@@ -146,7 +155,7 @@ def serve(
 
         def install(loaded: AnyLoaded) -> None:
             try:
-                app.state.service = loaded.service()
+                app.state.pool = loaded.pool()
                 ready(loaded)
             except BaseException as error:
                 fail(error)
@@ -169,8 +178,8 @@ def serve(
         try:
             await server.serve(sockets=[bound])
         finally:
-            if app.state.service is not None:
-                app.state.service.close()
+            if app.state.pool is not None:
+                app.state.pool.close()
 
     logging.getLogger("mlcpipe.server").setLevel(logging.ERROR)
     with _terminated_quietly():

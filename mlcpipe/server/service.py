@@ -63,6 +63,8 @@ def limit_chars(tokenizer: Tokenizer, context_length: int) -> None:
 class Service(OffLoop):
     """A model's service, made inside the event loop. It limits the length of texts for the tokenizer."""
 
+    kind = "text"
+
     def __init__(
         self,
         engine: ServingEngine,

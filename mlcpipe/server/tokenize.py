@@ -11,6 +11,7 @@ from mlcpipe.runtime.tools import ToolChoice, tool_of
 from mlcpipe.server.bodies import MAX_IDS, Body, EndingFields, body_schema, parsed
 from mlcpipe.server.conversation import Conversation, ending_of, prompt_of
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.leases import text_service
 from mlcpipe.server.service import Service
 
 router = APIRouter()
@@ -25,6 +26,7 @@ class PromptFields(EndingFields):
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
+    model: str | None = None
 
 
 class TokenizeBody(PromptFields):
@@ -38,12 +40,13 @@ class DetokenizeBody(Body):
 
     most_values = MAX_IDS
     tokens: list[int]
+    model: str | None = None
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody), response_model=None)
 async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(parsed(TokenizeBody))]) -> JSONResponse:
     """The tokens of a text or of a conversation."""
-    service: Service = request.app.state.service
+    service = await text_service(request, body.model)
     tokens = await tokens_of(service, body)
     answer: dict[str, Any] = {
         "count": len(tokens), "max_model_len": service.engine.context_length, "tokens": tokens
@@ -85,7 +88,7 @@ async def detokenize(
     request: Request, body: Annotated[DetokenizeBody, Depends(parsed(DetokenizeBody))]
 ) -> JSONResponse:
     """The text of tokens, control tokens by name."""
-    service: Service = request.app.state.service
+    service = await text_service(request, body.model)
     most = service.engine.vocab_size - 1
 
     def respond() -> JSONResponse:

@@ -16,8 +16,9 @@ from mlcpipe.server.bodies import body_schema, parsed, translated
 from mlcpipe.server.completions import CompletionBody, answers_to_texts
 from mlcpipe.server.conversation import Conversation, answers_to
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.leases import pool_of, text_service
 from mlcpipe.server.ollama.bodies import AnswerFields, ChatBody, GenerateBody
-from mlcpipe.server.ollama.naming import served
+from mlcpipe.server.ollama.naming import keep, served
 from mlcpipe.server.ollama.replies import Part, loaded, message_part, reply, text_part
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream
@@ -30,8 +31,9 @@ _OF_PICTURES = ("width", "height", "steps")
 @router.post("/api/chat", openapi_extra=body_schema(ChatBody), response_model=None)
 async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBody))]) -> EventStream | JSONResponse:
     """Answer a conversation."""
-    began_ns, service = time.monotonic_ns(), request.app.state.service
-    model = served(service, body.named)
+    began_ns, model = time.monotonic_ns(), served(pool_of(request), body.named)
+    service = await text_service(request, model)
+    keep(request, body, model)
     if not body.messages:
         return _nothing_to_do(body, message_part)
     conversation = await service.aside(lambda: _conversation(service, body), body.nbytes)
@@ -44,8 +46,9 @@ async def generate(
     request: Request, body: Annotated[GenerateBody, Depends(parsed(GenerateBody))]
 ) -> EventStream | JSONResponse:
     """Continue a text, or answer it as a message of the user."""
-    began_ns, service = time.monotonic_ns(), request.app.state.service
-    model = served(service, body.named)
+    began_ns, model = time.monotonic_ns(), served(pool_of(request), body.named)
+    service = await text_service(request, model)
+    keep(request, body, model)
     for name in _REFUSED:
         if getattr(body, name):
             raise _refused(name)

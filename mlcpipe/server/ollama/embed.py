@@ -12,8 +12,9 @@ from mlcpipe.server.bodies import body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.embeddings import embedded
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.leases import embedding_service, pool_of
 from mlcpipe.server.ollama.bodies import EmbedBody
-from mlcpipe.server.ollama.naming import served
+from mlcpipe.server.ollama.naming import keep, served
 
 router = APIRouter()
 _HARMLESS = "num_"  # options that only say how a model is loaded
@@ -22,7 +23,7 @@ _HARMLESS = "num_"  # options that only say how a model is loaded
 @router.post("/api/embed", openapi_extra=body_schema(EmbedBody), response_model=None)
 async def embed(request: Request, body: Annotated[EmbedBody, Depends(parsed(EmbedBody))]) -> JSONResponse:
     """An embedding of length 1 for each text, as far as the model makes them so; texts are cut at its limit."""
-    began_ns, service = time.monotonic_ns(), request.app.state.service
+    began_ns, service = time.monotonic_ns(), await _service(request, body)
     if body.input is None:
         raise ApiError(400, "input: expected a text, or a list of texts", param="input")
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -43,13 +44,19 @@ async def embeddings(request: Request, body: Annotated[EmbedBody, Depends(parsed
     """The embedding of one text."""
     if body.prompt is None:
         raise ApiError(400, "prompt: expected a text", param="prompt")
-    rows, _ = await _rows(request, request.app.state.service, body, [body.prompt])
+    rows, _ = await _rows(request, await _service(request, body), body, [body.prompt])
     return JSONResponse({"embedding": rows[0].tolist()})
+
+
+async def _service(request: Request, body: EmbedBody) -> EmbeddingService:
+    model = served(pool_of(request), body.named)
+    service = await embedding_service(request, model)
+    keep(request, body, model)
+    return service
 
 
 async def _rows(request: Request, service: EmbeddingService, body: EmbedBody, texts: list[str]) -> tuple[Any, int]:
     """The embeddings, and the tokens of all texts. Raises ApiError."""
-    served(service, body.named)
     for name in body.options or {}:
         if not name.startswith(_HARMLESS):
             raise ApiError(400, f"options.{name}: no embedding depends on it; leave it out", param=f"options.{name}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -16,9 +17,11 @@ from mlcpipe.server.bodies import Body, body_schema, parsed
 from mlcpipe.server.completions import fill_in_ids
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.errors import OLLAMA_PATHS, ApiError
+from mlcpipe.server.leases import any_service, pool_of
 from mlcpipe.server.ollama.bodies import ModelBody
 from mlcpipe.server.ollama.naming import names, served, tagged
 from mlcpipe.server.ollama.replies import moment
+from mlcpipe.server.pooled_model import Model
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, line
 
@@ -50,24 +53,30 @@ async def version() -> dict[str, str]:
 @router.get("/api/tags")
 async def tags(request: Request) -> dict[str, Any]:
     """The models that can be asked."""
-    service: AnyService = request.app.state.service
-    return {"models": [_listed(service, name) for name in names(service)]}
+    return {"models": [_listed(model, name) for model in pool_of(request).models for name in model.own_names]}
 
 
 @router.get("/api/ps")
 async def loaded(request: Request) -> dict[str, Any]:
     """The models in memory."""
-    service: AnyService = request.app.state.service
-    listed = _listed(service, service.name)
-    length = service.engine.context_length
-    return {"models": [{**listed, "expires_at": moment(_FOREVER), "size_vram": 0, "context_length": length}]}
+    return {"models": [_in_memory(model) for model in pool_of(request).models if model.service is not None]}
+
+
+def _in_memory(model: Model) -> dict[str, Any]:
+    expires = _FOREVER if (left := model.ttl_s) is None or model.pinned else time.time() + left
+    length = model.service.engine.context_length
+    return {
+        **_listed(model, model.name), "expires_at": moment(min(expires, _FOREVER)), "size_vram": 0,
+        "context_length": length,
+    }  # fmt: skip
 
 
 @router.post("/api/show", openapi_extra=body_schema(ModelBody))
 async def show(request: Request, body: Annotated[ModelBody, Depends(parsed(ModelBody))]) -> dict[str, Any]:
     """Facts of a model."""
-    service: AnyService = request.app.state.service
-    name, kind = served(service, body.named), str(service.facts.about.get("model_type", ""))
+    name = served(pool_of(request), body.named)
+    service = await any_service(request, name)
+    kind = str(service.facts.about.get("model_type", ""))
     info: dict[str, Any] = {
         "general.architecture": kind,
         "general.basename": name,
@@ -82,7 +91,7 @@ async def show(request: Request, body: Annotated[ModelBody, Depends(parsed(Model
         "parameters": _parameters(service),
         "template": service.tokenizer.chat_templates.get("default", ""),
         "modified_at": moment(service.created),
-        "details": _details(service),
+        "details": _details(service.facts.about),
         "model_info": info,
         "capabilities": _capabilities(service),
     }
@@ -91,11 +100,11 @@ async def show(request: Request, body: Annotated[ModelBody, Depends(parsed(Model
 @router.post("/api/pull", openapi_extra=body_schema(PullBody), response_model=None)
 async def pull(request: Request, body: Annotated[PullBody, Depends(parsed(PullBody))]) -> EventStream | JSONResponse:
     """A model that is here already needs no more; another is not downloaded."""
-    service: AnyService = request.app.state.service
+    pool = pool_of(request)
     try:
-        served(service, body.named)
+        served(pool, body.named)
     except ApiError:
-        message = f"pull: this server offers {', '.join(names(service))} and downloads none; start it with another one"
+        message = f"pull: this server offers {', '.join(names(pool))} and downloads none; start it with another one"
         raise ApiError(404, message, code="model_not_found") from None
     if body.stream is False:
         return JSONResponse({"status": "success"})
@@ -110,32 +119,31 @@ async def pull(request: Request, body: Annotated[PullBody, Depends(parsed(PullBo
 @router.delete("/api/delete", openapi_extra=body_schema(ModelBody))
 async def delete(request: Request, body: Annotated[ModelBody, Depends(parsed(ModelBody))]) -> None:
     """Refused: the server's own files stay. Raises ApiError."""
-    served(request.app.state.service, body.named)
+    served(pool_of(request), body.named)
     raise ApiError(400, "delete: this server removes no model's files; delete them yourself", code="not_offered")
 
 
 @router.post("/api/copy", openapi_extra=body_schema(CopyBody))
 async def copy(request: Request, body: Annotated[CopyBody, Depends(parsed(CopyBody))]) -> None:
     """Refused. Raises ApiError."""
-    served(request.app.state.service, body.source)
+    served(pool_of(request), body.source)
     raise ApiError(400, "copy: this server gives models no other names; serve --alias does", code="not_offered")
 
 
-def _listed(service: AnyService, name: str) -> dict[str, Any]:
-    about = service.facts.about
+def _listed(model: Model, name: str) -> dict[str, Any]:
+    about = model.about
     digest = str(about.get("digest") or hashlib.sha256(name.encode()).hexdigest())
     return {
         "name": tagged(name),
         "model": tagged(name),
-        "modified_at": moment(service.created),
+        "modified_at": moment(model.created),
         "size": about.get("bytes", 0),
         "digest": digest.rpartition(":")[2],
-        "details": _details(service),
+        "details": _details(about),
     }
 
 
-def _details(service: AnyService) -> dict[str, Any]:
-    about = service.facts.about
+def _details(about: Mapping[str, Any]) -> dict[str, Any]:
     family = str(about.get("model_type", ""))
     return {
         "parent_model": "",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from mlcpipe.server.embedding_service import EmbeddingService
-from mlcpipe.server.ollama.bodies import LATEST
-from mlcpipe.server.service import Service
+import math
+
+from fastapi import Request
+
+from mlcpipe.server.leases import pool_of
+from mlcpipe.server.model_pool import ModelPool
+from mlcpipe.server.ollama.bodies import LATEST, KeptBody
 
 
 def tagged(name: str) -> str:
@@ -12,14 +16,19 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def served(service: Service | EmbeddingService, name: str) -> str:
+def served(pool: ModelPool, name: str) -> str:
     """Our name of a model. Raises ApiError for one that is not served."""
-    known = {*service.facts.names, *service.adapters}
-    ours = name.removesuffix(LATEST) if name not in known else name
-    service.check_model(ours)
+    ours = name.removesuffix(LATEST) if name not in names(pool) else name
+    pool.find(ours)
     return ours
 
 
-def names(service: Service | EmbeddingService) -> list[str]:
+def keep(request: Request, body: KeptBody, name: str) -> None:
+    """Keep a model loaded for as long as a request says. Raises ApiError."""
+    if (seconds := body.keep_alive_s) is not None:
+        pool_of(request).set_ttl(name, None if math.isinf(seconds) else seconds)
+
+
+def names(pool: ModelPool) -> list[str]:
     """Our names of all models and adapters."""
-    return [name for name in (*service.facts.names, *service.adapters) if name != "*"]
+    return [name for model in pool.models for name in model.own_names]

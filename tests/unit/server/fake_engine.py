@@ -16,6 +16,7 @@ from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError, Requ
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
 from mlcpipe.server.guard import Rules
+from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.service import Facts, Service
 from tests.conftest import DEMO
 
@@ -86,7 +87,7 @@ def answers(
 
     async def ask() -> list[Any]:
         app, guard = create_app(rules)
-        app.state.service = service = Service(engine, engine.tokenizer, Facts(("demo",)))
+        app.state.pool = pool = ModelPool.of(Service(engine, engine.tokenizer, Facts(("demo",))))
         async with httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=guard), base_url="http://127.0.0.1", headers=headers
         ) as client:
@@ -98,7 +99,7 @@ def answers(
                 )
                 for path, body in requests
             ]
-        service.close()
+        pool.close()
         return sent
 
     return asyncio.run(ask())

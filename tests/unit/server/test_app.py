@@ -82,8 +82,8 @@ def test_the_page_knows_that_a_server_sent_it_and_needs_no_key(tmp_path: Path) -
     ],
 )
 def test_a_missing_path_says_why(embeds: bool, path: str, why: str) -> None:
-    app, _ = create_app(Rules(), embeds=embeds)
-    app.state.service = SimpleNamespace(metrics=SimpleNamespace(count_rejected=lambda error: None))
+    app, _ = create_app(Rules(), serves="embeddings" if embeds else "text")
+    app.state.pool = SimpleNamespace(metrics=SimpleNamespace(count_rejected=lambda error: None))
 
     async def ask() -> httpx2.Response:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1") as client:

@@ -1,0 +1,65 @@
+"""The model of an HTTP request: leased when its handler asks, and released when its response is complete."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+
+from mlcpipe.server.model_pool import ModelPool
+from mlcpipe.server.pooled_model import Kind
+
+if TYPE_CHECKING:
+    from mlcpipe.server.embedding_service import EmbeddingService
+    from mlcpipe.server.service import Service
+
+
+class Leasing:
+    """An ASGI layer: inside, requests have a stack of leases, which ends with the response."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        async with AsyncExitStack() as leases:
+            scope.setdefault("state", {})["leases"] = leases
+            await self._app(scope, receive, send)
+
+
+def pool_of(request: Request) -> ModelPool:
+    """The server's models."""
+    pool: ModelPool = request.app.state.pool
+    return pool
+
+
+async def text_service(request: Request, model: str | None) -> Service:
+    """The service of a model that writes text, until the response is complete. Raises ApiError."""
+    service: Service = await _leased(request, model, "text")
+    return service
+
+
+async def any_service(request: Request, model: str | None) -> Service | EmbeddingService:
+    """The service of any model, until the response is complete. Raises ApiError."""
+    service: Service | EmbeddingService = await _leased(request, model, None)
+    return service
+
+
+async def embedding_service(request: Request, model: str | None) -> EmbeddingService:
+    """The service of a model that embeds texts, until the response is complete. Raises ApiError."""
+    service: EmbeddingService = await _leased(request, model, "embed")
+    return service
+
+
+async def rerank_service(request: Request, model: str | None) -> EmbeddingService:
+    """The service of a model that scores documents, until the response is complete. Raises ApiError."""
+    service: EmbeddingService = await _leased(request, model, "rerank")
+    return service
+
+
+async def _leased(request: Request, model: str | None, kind: Kind | None) -> Any:
+    leases: AsyncExitStack = request.state.leases
+    service = await leases.enter_async_context(pool_of(request).lease(model, kind))
+    request.state.service = service
+    return service

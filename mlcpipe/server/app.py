@@ -16,6 +16,7 @@ from mlcpipe.server import (
     completions,
     embeddings,
     health,
+    llama_cpp,
     messages,
     models,
     ollama,
@@ -32,7 +33,7 @@ from mlcpipe.server.page import PAGE, page_router
 from mlcpipe.version import __version__
 
 _OWN = (chat, completions, responses, messages, models, tokenize, prefixes, adapters, health)
-APIS = (*(api.router for api in _OWN), *ollama.ROUTERS)
+APIS = (*(api.router for api in _OWN), *ollama.ROUTERS, *llama_cpp.ROUTERS)
 EMBEDDING_APIS = (embeddings.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS)
 BOTH_APIS = (*APIS, *(router for router in EMBEDDING_APIS if all(router is not one for one in APIS)))
 Serves = Literal["text", "embeddings", "both"]

@@ -27,12 +27,15 @@ class PromptFields(EndingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     model: str | None = None
+    add_special: bool | None = None  # llama-server's name of it
+    parse_special: bool | None = None
 
 
 class TokenizeBody(PromptFields):
     """The body of a request."""
 
     return_token_strs: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeBody(Body):
@@ -55,6 +58,8 @@ async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(parse
     def respond() -> JSONResponse:
         if body.return_token_strs:
             answer["token_strs"] = [service.tokenizer.token_bytes(one).decode("utf-8", "replace") for one in tokens]
+        if body.with_pieces:
+            answer["tokens"] = [{"id": one, "piece": _piece(service.tokenizer.token_bytes(one))} for one in tokens]
         return JSONResponse(answer)
 
     return await service.apart(respond, body.nbytes)
@@ -66,10 +71,29 @@ async def tokens_of(service: Service, body: PromptFields) -> list[int]:
     if (text is None) == (body.messages is None):
         raise ApiError(400, "expected prompt or messages")
     if text is not None:
-        around = body.add_special_tokens if body.add_special_tokens is not None else body.content is None
+        wanted = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        around = wanted if wanted is not None else body.content is None
+        if body.parse_special is False:
+            return await service.apart(lambda: _literal(service, text, around=around), body.nbytes)
         return await service.apart(lambda: service.tokenizer.encode(text, add_special_tokens=around), body.nbytes)
     conversation = await service.aside(lambda: _conversation(body), body.nbytes)
     return (await prompt_of(service, conversation, body.nbytes)).tokens
+
+
+def _literal(service: Service, text: str, *, around: bool) -> list[int]:
+    """The tokens of a text, whose words are never control tokens. Raises ApiError."""
+    if around:
+        raise ApiError(400, "parse_special: not together with add_special", param="parse_special")
+    service.tokenizer.check_length(len(text))
+    return service.tokenizer.with_rows(service.tokenizer.literal.plain_ids(text))
+
+
+def _piece(text: bytes) -> str | list[int]:
+    """The text of a token, or its bytes where they are no whole characters."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return list(text)
 
 
 def _conversation(body: PromptFields) -> Conversation:

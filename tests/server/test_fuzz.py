@@ -27,6 +27,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}], "system": "s", "tools": [TOOL]},
     "/api/chat": {"model": "demo", "messages": ASK, "tools": [TOOL], "format": SCHEMA, "think": False, "logprobs": True, "keep_alive": "5m", "stream": False, "options": {"num_predict": 4, "num_ctx": 200, "stop": ["x"], "temperature": 0.5, "seed": -1, "timeout": 0.3}},
     "/api/generate": {"model": "demo", "prompt": "a", "raw": True, "format": "json", "context": [], "stream": False, "options": {"num_predict": 4}},
+    "/completion": {**COMMON, "tools": [], "prompt": ["a", [1, "b"]], "n_predict": 3, "n_probs": 2, "samplers": ["top_k", "infill"], "logit_bias": [["a", False], [3, 1.5]], "response_fields": ["content", "timings/prompt_n"], "n_indent": 2, "t_max_predict_ms": 300},
+    "/apply-template": {"messages": ASK, "tools": [TOOL]},
     "/api/show": {"model": "demo", "verbose": True},
     "/tokenize": {"messages": ASK, "tools": [TOOL], "add_special_tokens": True},
     "/detokenize": {"tokens": [1, 2, 3]},

@@ -1,0 +1,5 @@
+"""llama-server's own API (llama.cpp's tools/server/README.md), beside those that it shares with OpenAI."""
+
+from mlcpipe.server.llama_cpp import completion, facts, infill
+
+ROUTERS = (completion.router, infill.router, facts.router)

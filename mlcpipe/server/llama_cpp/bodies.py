@@ -1,0 +1,164 @@
+"""llama-server's fields as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from mlcpipe.runtime.sampling_params import MAX_LOGPROBS
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.bodies import MAX_BIASES, MAX_CHOICES, MAX_IDS, Body, translated
+from mlcpipe.server.completions import CompletionBody
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.service import Service
+
+# A sampler that `samplers` leaves out is off: the values of its fields then.
+_OFF: dict[str, dict[str, float]] = {
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+}
+# Their fields are refused by name if they would change an answer.
+_OTHERS = {"dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "adaptive_p"}
+_INFILL_MIN_P = 0.2  # `infill` drops tokens below this probability: the nearest that is offered
+_LOWEST_BIAS = -100.0
+
+
+class TextFields(Body):
+    """The fields of `/completion` and `/infill`, beside the prompt."""
+
+    most_values = MAX_IDS
+    model: str | None = None
+    n_predict: int | None = Field(None, ge=-2)
+    max_tokens: int | None = Field(None, ge=-1)
+    n_cmpl: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    n_indent: int | None = Field(None, ge=0)
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    samplers: list[str] | None = None
+    seed: int | None = None
+    logit_bias: Any = None
+    t_max_predict_ms: float | None = None
+    response_fields: list[str] | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    post_sampling_probs: bool | None = None
+    # Of no effect on an answer: prompts are always cached, and requests have no slots.
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    n_keep: int | None = None
+    t_max_prompt_ms: float | None = None
+    min_keep: int | None = None
+
+    @property
+    def most(self) -> int | None:
+        """Tokens of an answer; None for as many as the context has, 0 to compute the prompt alone."""
+        given = self.max_tokens if self.n_predict is None else self.n_predict
+        return None if given is None or given < 0 else given
+
+    def completion(self, service: Service, prompts: list[list[int]], stop_ids: Sequence[int] = ()) -> CompletionBody:
+        """The body for prompts of tokens. Raises ApiError, which names the field."""
+        extra = dict(self.model_extra or {})
+        ends = extra.get("stop_token_ids") or []
+        return translated(
+            CompletionBody,
+            {
+                **extra,
+                **_sampled(extra, self.samplers),
+                "model": self.model,
+                "prompt": prompts,
+                "n": self.n_cmpl,
+                "max_tokens": max(1, self.most) if self.most is not None else service.engine.context_length,
+                "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+                "seed": None if self.seed == -1 else self.seed,
+                "logit_bias": biases(service.tokenizer, self.logit_bias),
+                "logprobs": self._logprobs(len(prompts)),
+                "stop_token_ids": [*ends, *stop_ids] if isinstance(ends, list) else ends,
+            },
+            self,
+        )
+
+    def _logprobs(self, prompts: int) -> int | None:
+        """They also tell the tokens, and count those of several answers apart."""
+        needed = self.return_tokens or prompts * (self.n_cmpl or 1) > 1
+        return self.n_probs or (0 if needed else None)
+
+
+class CompletionFields(TextFields):
+    """The body of `/completion`."""
+
+    prompt: Any
+
+    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """The tokens of each prompt: a text, tokens, both mixed, or a list of such. Raises ApiError."""
+        given = self.prompt
+        several = isinstance(given, list) and (
+            any(isinstance(one, (list, dict)) for one in given) or all(isinstance(one, str) for one in given)
+        )
+        prompts = given if several else [given]
+        if not 0 < len(prompts) <= MAX_CHOICES:
+            raise ApiError(400, f"prompt: expected 1 to {MAX_CHOICES} prompts, found {len(prompts)}", param="prompt")
+        return [mixed_ids(tokenizer, one, "prompt") for one in prompts]
+
+
+def mixed_ids(tokenizer: Tokenizer, given: Any, where: str, *, around: bool = True) -> list[int]:
+    """The tokens of a text, of tokens, or of a list of both; `around` adds those around a text. Raises ApiError."""
+    if isinstance(given, dict):
+        if given.get("multimodal_data"):
+            raise ApiError(400, f"{where}.multimodal_data: not offered here; send text only", param=where)
+        given = given.get("prompt_string")
+    parts = given if isinstance(given, list) else [given]
+    ids: list[int] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, str):
+            ids += tokenizer.encode(part, add_special_tokens=around and index == 0)
+        elif type(part) is int and isinstance(given, list):
+            ids.append(part)
+        else:
+            raise ApiError(400, f"{where}: expected texts and token ids, found {type(part).__name__}", param=where)
+    return ids
+
+
+def biases(tokenizer: Tokenizer, given: Any) -> dict[str, float] | None:
+    """Biases by token, of an object or of pairs, whose tokens may be texts; false forbids one. Raises ApiError."""
+    if given is None or given == []:
+        return None
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    made: dict[str, float] = {}
+    if not isinstance(pairs, list) or len(pairs) > MAX_BIASES:
+        raise ApiError(400, f"logit_bias: expected at most {MAX_BIASES} tokens with a bias", param="logit_bias")
+    for pair in pairs:
+        token, bias = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else (None, None)
+        bias = _LOWEST_BIAS if bias is False else bias
+        if type(bias) not in (int, float) or not isinstance(token, (int, str)):
+            raise ApiError(400, "logit_bias: expected tokens, each with a number or false", param="logit_bias")
+        assert isinstance(bias, (int, float))
+        named = isinstance(token, str) and not token.lstrip("-").isdecimal()
+        ids = tokenizer.encode(str(token)) if named else [int(token)]
+        made.update({str(one): float(bias) for one in ids})
+    return made
+
+
+def _sampled(fields: dict[str, Any], samplers: list[str] | None) -> dict[str, Any]:
+    """Values of the fields whose sampler is off. Raises ApiError for a sampler that there is not."""
+    if samplers is None:
+        return {}
+    known = {*_OFF, *_OTHERS, "infill"}
+    if wrong := [one for one in samplers if one not in known]:
+        message = f"samplers: {wrong[0][:40]!r} is not offered; expected of {', '.join(sorted(known))}"
+        raise ApiError(400, message, param="samplers", code="unsupported_parameter")
+    off: dict[str, Any] = {}
+    for name, values in _OFF.items():
+        if name not in samplers:
+            off |= values
+    if "infill" in samplers:
+        given = fields.get("min_p") if "min_p" in samplers else None
+        if given is None or (isinstance(given, (int, float)) and given < _INFILL_MIN_P):
+            off["min_p"] = _INFILL_MIN_P
+    return off

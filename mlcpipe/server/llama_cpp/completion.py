@@ -1,0 +1,230 @@
+"""`/completion`: texts continued, as llama-server has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+
+from mlcpipe.runtime.sampling_params import TokenLogprob
+from mlcpipe.server.answers import Answers, Delta, Usage
+from mlcpipe.server.bodies import body_schema, parsed
+from mlcpipe.server.completions import answers_to_texts
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.leases import text_service
+from mlcpipe.server.llama_cpp.bodies import CompletionFields, TextFields
+from mlcpipe.server.llama_cpp.cuts import Cut
+from mlcpipe.server.service import Service
+from mlcpipe.server.sse import EventStream, event, unless_left
+
+router = APIRouter()
+MAX_FIELDS = 64
+_NO_SLOT = -1
+
+
+@router.post("/completion", openapi_extra=body_schema(CompletionFields), response_model=None)
+async def complete(
+    request: Request, body: Annotated[CompletionFields, Depends(parsed(CompletionFields))]
+) -> EventStream | JSONResponse:
+    """Continue one or more texts."""
+    service = await text_service(request, body.model)
+    prompts = await service.apart(lambda: body.prompts(service.tokenizer), body.nbytes)
+    return await continued(request, service, body, prompts)
+
+
+async def continued(
+    request: Request, service: Service, body: TextFields, prompts: list[list[int]], stop_ids: Sequence[int] = ()
+) -> EventStream | JSONResponse:
+    """The response to prompts of tokens; `stop_ids` end an answer too. Raises ApiError."""
+    if body.response_fields is not None and len(body.response_fields) > MAX_FIELDS:
+        raise ApiError(400, f"response_fields: expected at most {MAX_FIELDS}", param="response_fields")
+    completion = body.completion(service, prompts, stop_ids)
+    answers, _ = await answers_to_texts(service, completion)
+    n, text = completion.n or 1, service.tokenizer.decode
+    settings = await service.apart(lambda: _settings(service, body, completion.stops), body.nbytes)
+    texts = [_Text(body, index, tokens, text(tokens, skip_special_tokens=False), settings, service.name_of(body.model))
+             for index, tokens in enumerate(one for one in prompts for _ in range(n))]  # fmt: skip
+    if body.stream:
+        return EventStream(_events(answers, texts, body), answers.close, lambda error: event(error.body("")))
+
+    async def whole() -> None:
+        async for _ in _pieces(answers, texts):
+            pass
+
+    await unless_left(request, whole(), answers.close)
+    made = [one.end(answers.usage) for one in texts]
+    return JSONResponse(made[0] if len(made) == 1 else made)
+
+
+async def _pieces(answers: Answers, texts: list[_Text]) -> AsyncIterator[tuple[_Text, str, Delta]]:
+    """What each token adds to which text, until all have ended."""
+    async for delta in answers.deltas():
+        text = texts[delta.index]
+        if not text.ended:
+            yield text, text.add(delta, answers.usage.completion if len(texts) == 1 else None), delta
+        if all(one.ended for one in texts):
+            return  # `close` cancels what is left
+
+
+async def _events(answers: Answers, texts: list[_Text], body: TextFields) -> AsyncIterator[str]:
+    """The events of a stream: prompts' progress, tokens, and an object at the end of each text."""
+    total, began = sum(len(text.tokens) for text in texts), False
+
+    def progress(processed: int, usage: Usage) -> dict[str, Any]:
+        told = {"total": total, "cache": usage.cached, "processed": processed, "time_ms": round(usage.prompt_s * 1000)}
+        return {"index": 0, "content": "", "tokens": [], "stop": False, "id_slot": _NO_SLOT, "prompt_progress": told}
+
+    if body.return_progress:
+        yield event(progress(0, answers.usage))
+    async for text, piece, delta in _pieces(answers, texts):
+        if not began and body.return_progress:
+            yield event(progress(total, answers.usage))
+        began = True
+        yield event(text.part(piece, delta, answers.usage))
+        if text.ended:
+            yield event(text.end(answers.usage, whole=False))
+
+
+@dataclass
+class _Text:
+    """One text with what it has so far."""
+
+    body: TextFields
+    index: int
+    tokens: list[int]
+    prompt: str
+    settings: Mapping[str, Any]
+    model: str
+    content: str = ""
+    predicted: int = 0
+    ended: bool = False
+    ids: list[int] = field(default_factory=list)
+    probs: list[dict[str, Any]] = field(default_factory=list)
+    stop_type: str = "none"
+    stopping_word: str = ""
+
+    def __post_init__(self) -> None:
+        most_ms = self.body.t_max_predict_ms
+        self._cut = Cut(self.body.n_indent or 0, most_ms / 1000 if most_ms is not None and most_ms > 0 else None)
+
+    def add(self, delta: Delta, counted: int | None) -> str:
+        """What a delta adds to the text; `counted` are the tokens so far, None if the delta's are to be counted."""
+        self.predicted = self.predicted + len(delta.logprobs) if counted is None else counted
+        if self.body.most == 0:  # the token that comes with the prompt's last row
+            self.ended, self.stop_type, self.predicted = True, "limit", 0
+            return ""
+        self.ids += [one.token_id for one in delta.logprobs]
+        self.probs += _probs(self.body, delta.logprobs)
+        piece = self._cut.take(delta.text)
+        self.content += piece
+        if delta.finish is not None:
+            self.stop_type = "limit" if delta.finish == "length" else "eos" if delta.stop_string is None else "word"
+            self.stopping_word = delta.stop_string or ""
+            self.ended = True
+        if self._cut.ended:
+            self.ended, self.stop_type = True, "limit"
+        return piece
+
+    def part(self, piece: str, delta: Delta, usage: Usage) -> dict[str, Any]:
+        """A piece of a stream."""
+        made: dict[str, Any] = {
+            "index": self.index,
+            "content": piece,
+            "tokens": [one.token_id for one in delta.logprobs],
+            "stop": False,
+            "id_slot": _NO_SLOT,
+            "tokens_predicted": self.predicted,
+            "tokens_evaluated": len(self.tokens),
+        }
+        if self.body.timings_per_token:
+            made["timings"] = timings(usage)
+        probs = _probs(self.body, delta.logprobs)
+        return {**made, "completion_probabilities": probs} if probs else made
+
+    def end(self, usage: Usage, *, whole: bool = True) -> dict[str, Any]:
+        """The object of the `whole` text, or at the end of its stream."""
+        made: dict[str, Any] = {
+            "index": self.index,
+            "content": self.content if whole else "",
+            "tokens": self.ids if whole and self.body.return_tokens else [],
+            "id_slot": _NO_SLOT,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": self.predicted,
+            "tokens_evaluated": len(self.tokens),
+            "generation_settings": self.settings,
+            "prompt": self.prompt,
+            "has_new_line": "\n" in self.content,
+            "truncated": False,
+            "stop_type": self.stop_type,
+            "stopping_word": self.stopping_word,
+            "tokens_cached": len(self.tokens) + self.predicted,
+            "timings": timings(usage),
+        }
+        if whole and self.probs:
+            made["completion_probabilities"] = self.probs
+        return made if self.body.response_fields is None else _picked(made, self.body.response_fields)
+
+
+def timings(usage: Usage) -> dict[str, float]:
+    """The times of a request in milliseconds; `cache_n` tokens of its prompts were not computed."""
+    made: dict[str, float] = {"cache_n": usage.cached}
+    for name, count, seconds in (
+        ("prompt", usage.prompt - usage.cached, usage.prompt_s), ("predicted", usage.completion, usage.answer_s),
+    ):  # fmt: skip
+        made |= {f"{name}_n": count, f"{name}_ms": seconds * 1000}
+        made |= {f"{name}_per_token_ms": seconds * 1000 / max(1, count)}
+        made |= {f"{name}_per_second": count / seconds if seconds > 0 else 0.0}
+    return made
+
+
+def _settings(service: Service, body: TextFields, stops: Sequence[str]) -> dict[str, Any]:
+    """The settings that the answer has, under llama-server's names."""
+    params = service.sampling(body.completion(service, [[0]]))
+    seed = -1 if params.seed is None else params.seed
+    return {
+        "n_predict": -1 if body.most is None else body.most,
+        "seed": seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "stop": list(stops),
+        "n_probs": body.n_probs or 0,
+        "stream": bool(body.stream),
+        "timings_per_token": bool(body.timings_per_token),
+        "post_sampling_probs": bool(body.post_sampling_probs),
+    }
+
+
+def _probs(body: TextFields, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Log-probabilities, or probabilities with `post_sampling_probs`, of tokens and their alternatives."""
+    if not body.n_probs:
+        return []
+    after = bool(body.post_sampling_probs)
+
+    def one(token: TokenLogprob) -> dict[str, Any]:
+        value = {"prob": math.exp(token.logprob)} if after else {"logprob": token.logprob}
+        return {"id": token.token_id, "token": token.text, "bytes": list(token.bytes), **value}
+
+    top = "top_probs" if after else "top_logprobs"
+    return [{**one(token), top: [one(other) for other in token.top]} for token in tokens]
+
+
+def _picked(made: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """The fields at these paths, `timings/prompt_n`, whose names are the paths."""
+    out: dict[str, Any] = {}
+    for path in paths:
+        found: Any = made
+        for name in path.split("/"):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if found is not None:
+            out[path] = found
+    return out

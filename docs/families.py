@@ -60,6 +60,7 @@ _POPULAR = (
     ("Kimi-Linear-48B-A3B", "kimi_linear"),
     ("Ling-3.0-Flash", "bailing_hybrid"),
     ("Falcon-H1", "falcon_h1"),
+    ("Zamba2 1.2B, 2.7B, 7B", "zamba2"),
     ("DeepSeek-V3, R1, Kimi-K2, Moonlight", "deepseek_v3"),
     ("DeepSeek-V2-Lite, Coder-V2-Lite", "deepseek_v2"),
     ("Llama 4 Scout, Maverick", "llama4"),

@@ -59,6 +59,8 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
         if block.reads_another:  # files may have what it does not need
             prefix = f"{names.layers}.{block.layer}.self_attn."
             unused += [f"{prefix}{one}." for one in ("k_proj", "v_proj", "k_norm", "v_norm")]
+    for index, layer in enumerate(model.model.layers):  # nor of what another layer keeps
+        unused += [f"{names.layers}.{index}.{one}" for one in getattr(layer, "unused", ())]
     model.names = replace(names, unused=(*names.unused, *unused))
     return model
 

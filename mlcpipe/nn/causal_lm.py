@@ -9,14 +9,12 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.errors import ConfigError
-from mlcpipe.nn.altup import Streams
 from mlcpipe.nn.attention_spec import AttentionBlock
 from mlcpipe.nn.draft_head import DraftHead
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, Stateful, blocks_of
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import NormSpec
-from mlcpipe.nn.per_layer import PerLayerInputs
 from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.rows import rows_of, scaled
 from mlcpipe.nn.step_states import StepStates
@@ -37,8 +35,8 @@ class Decoder(nn.Module):
         *,
         embedding_norm: bool,
         positions: tuple[int, int] | None,
-        per_layer: PerLayerInputs | None,
-        streams: Streams | None,
+        per_layer: nn.Module | None,
+        streams: nn.Module | None,
     ) -> None:
         self.facts, (self.first, count) = facts, positions or (0, 0)
         self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size)
@@ -117,8 +115,8 @@ class CausalLM(LanguageModel):
         head_bias: bool = False,
         embedding_norm: bool = False,
         positions: tuple[int, int] | None = None,
-        per_layer: PerLayerInputs | None = None,
-        streams: Streams | None = None,
+        per_layer: nn.Module | None = None,
+        streams: nn.Module | None = None,
     ) -> None:
         """`head_bias`: of the logits; the others are those of `Decoder`."""
         super().__init__(facts)

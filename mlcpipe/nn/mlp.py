@@ -76,10 +76,10 @@ class FusedGatedMLP(nn.Module):
 
     inner = ("gate_up_proj",)
 
-    def __init__(self, hidden_size: int, width: int, act: str) -> None:
+    def __init__(self, hidden_size: int, width: int, act: str, bias: bool = False) -> None:
         self.act = activation(act)
-        self.gate_up_proj = Linear(hidden_size, 2 * width)
-        self.down_proj = Linear(width, hidden_size)
+        self.gate_up_proj: nn.Module = Linear(hidden_size, 2 * width, bias)
+        self.down_proj = Linear(width, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""

@@ -41,7 +41,8 @@ class Weight:
     `sources`: for a matrix or vector one tuple of checkpoint tensors, joined along axis 0; for [experts, N, K] one
     such tuple per expert. `kind`: "scheme" (packed), "plain" (packed without quantization), "vector" or "float32" (a
     vector, or the taps of a convolution, that no scheme rounds). `add` is added after joining. The packing pass sets
-    `scheme` and `layout`. `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row.
+    `scheme` and `layout`. `reads` is the fraction that one token reads: 1, the chosen experts' share, one row; or how
+    many layers use it.
     `rows` is the half-open row range that it takes of the joined sources (of each expert); None is all. `part_rows`
     are the rows of each source of a joined matrix. `gathered`: functions take the rows of their tokens alone, row 0 for
     tokens beyond the table. `order`, int32[N] as bytes, are the rows of the joined sources in

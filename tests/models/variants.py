@@ -130,6 +130,18 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "time_step_min": 1e-12,  # a bound of transformers' prompts alone
         "time_step_floor": 0.5,  # at which dt starts
     },
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
+        "num_mem_blocks": 2,
+        "mamba_d_state": 16,
+        "mamba_ngroups": 2,
+        "chunk_size": 8,
+        "adapter_rank": 8,
+        "use_mem_rope": True,
+        "time_step_min": 1e-12,
+        "time_step_floor": 0.5,
+    },
 }
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -744,4 +756,19 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
     },
     "starcoder2": {"window": {"sliding_window": 8, "use_bias": False, "tie_word_embeddings": False, "hub": True}},
+    "zamba2": {
+        "adapters": {
+            "num_hidden_layers": 3,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+            "num_mem_blocks": 1,
+            "use_shared_attention_adapter": True,
+            "num_key_value_heads": 4,
+            "use_mem_rope": False,
+            "add_bias_linear": True,
+            "mamba_ngroups": 1,
+            "mamba_d_conv": 3,
+            "hidden_act": "gelu_pytorch_tanh",
+            "intermediate_size": None,
+        },
+    },
 }

@@ -22,6 +22,7 @@ from mlcpipe.server import (
     ollama,
     prefixes,
     responses,
+    scoring,
     tokenize,
 )
 from mlcpipe.server.errors import ApiError, refused
@@ -34,7 +35,7 @@ from mlcpipe.version import __version__
 
 _OWN = (chat, completions, responses, messages, models, tokenize, prefixes, adapters, health)
 APIS = (*(api.router for api in _OWN), *ollama.ROUTERS, *llama_cpp.ROUTERS)
-EMBEDDING_APIS = (embeddings.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS)
+EMBEDDING_APIS = (embeddings.router, scoring.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS)
 BOTH_APIS = (*APIS, *(router for router in EMBEDDING_APIS if all(router is not one for one in APIS)))
 Serves = Literal["text", "embeddings", "both"]
 

@@ -1,9 +1,8 @@
-"""`/v1/embeddings` as OpenAI has it, and `/v1/rerank` as Jina and Cohere have it."""
+"""`/v1/embeddings`, as OpenAI has it."""
 
 from __future__ import annotations
 
 import base64
-import secrets
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -19,12 +18,11 @@ from mlcpipe.runtime.text.text_pairs import EncodedText
 from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.leases import embedding_service, rerank_service
+from mlcpipe.server.leases import embedding_service
 from mlcpipe.server.sse import unless_left
 
 router = APIRouter()
 MAX_TEXTS = 2048  # per request, as OpenAI
-MAX_CHARS = 32 << 20  # of the texts to score
 Truncation = Annotated[int | None, Field(ge=-1)]
 
 
@@ -41,23 +39,6 @@ class EmbeddingBody(Body):
     prompt_name: str | None = None
 
 
-class Document(Body):
-    """A document as an object."""
-
-    text: str
-
-
-class RerankBody(Body):
-    """The body of a request."""
-
-    query: str
-    documents: list[str | Document]
-    model: str | None = None
-    top_n: int | None = Field(None, ge=1)
-    return_documents: bool | None = None
-    truncate_prompt_tokens: Truncation = None
-
-
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody), response_model=None)
 async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(parsed(EmbeddingBody))]) -> JSONResponse:
     """An embedding for each text."""
@@ -69,7 +50,7 @@ async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(pa
     )
 
     def respond() -> JSONResponse:
-        made = [_numbers(row, body.encoding_format) for row in rows]
+        made = [numbers(row, body.encoding_format) for row in rows]
         data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(made)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return JSONResponse({"object": "list", "data": data, "model": service.name, "usage": usage})
@@ -91,56 +72,32 @@ async def embedded(
     `truncate` is as `EmbeddingBody.truncate_prompt_tokens`. Raises ApiError.
     """
     embedder = service.embedder
-    _check_count(len(texts), "input")
+    check_count(len(texts), "input")
     whole = embedder.info.dimensions
     if dimensions is not None and dimensions > whole:
         raise ApiError(400, f"dimensions: expected from 1 to {whole}", param="dimensions")
-    limit = _limit(embedder, truncate)
+    limit = limit_of(embedder, truncate)
 
     def encode(text: str | list[int]) -> EncodedText:
-        text = _cut(service, text, limit) if isinstance(text, str) else text
+        text = cut(service, text, limit) if isinstance(text, str) else text
         return embedder.encode(text, prompt_name=prompt_name, truncate=limit)
 
     work = service.rows(texts, encode, partial(embedder.finished, dimensions=dimensions))
     return await unless_left(request, work, lambda: None)
 
 
-@router.post("/v1/rerank", openapi_extra=body_schema(RerankBody))
-async def rerank(request: Request, body: Annotated[RerankBody, Depends(parsed(RerankBody))]) -> dict[str, Any]:
-    """The documents that answer a query best, best first."""
-    service = await rerank_service(request, body.model)
-    embedder = service.embedder
-    documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    _check_count(len(documents), "documents")
-    limit = _limit(embedder, body.truncate_prompt_tokens)
-    if (chars := len(body.query) * len(documents) + sum(map(len, documents))) > MAX_CHARS:
-        message = f"query, documents: expected at most {MAX_CHARS} characters, the query with each, found {chars}"
-        raise ApiError(400, message, param="query")
-
-    def encode(document: str) -> EncodedText:
-        query = _cut(service, body.query, limit)
-        return embedder.encode_pairs(query, [_cut(service, document, limit)], truncate=limit)[0]
-
-    scores, tokens = await unless_left(request, service.rows(documents, encode, embedder.scores), lambda: None)
-    best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n]
-    results: list[dict[str, Any]] = [{"index": index, "relevance_score": float(scores[index])} for index in best]
-    if body.return_documents:
-        results = [{**one, "document": {"text": documents[one["index"]]}} for one in results]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"id": f"rerank-{secrets.token_hex(12)}", "model": service.name, "results": results, "usage": usage}
-
-
-def _check_count(count: int, param: str) -> None:
+def check_count(count: int, param: str) -> None:
+    """Raises ApiError for a list of no texts, or too many."""
     if not 0 < count <= MAX_TEXTS:
         raise ApiError(400, f"{param}: expected 1 to {MAX_TEXTS} texts, found {count}", param=param)
 
 
-def _cut(service: EmbeddingService, text: str, limit: int | None) -> str:
+def cut(service: EmbeddingService, text: str, limit: int | None) -> str:
     """Cut a text at the most characters that are encoded, if it is to be truncated."""
     return text if limit is None else text[: service.tokenizer.most_chars]
 
 
-def _limit(embedder: Embedder, wanted: int | None) -> int | None:
+def limit_of(embedder: Embedder, wanted: int | None) -> int | None:
     """The number of tokens to cut texts at; None refuses texts beyond the model's limit. Raises ApiError."""
     most = embedder.max_tokens
     if wanted == 0 or (wanted is not None and wanted > most):
@@ -149,7 +106,7 @@ def _limit(embedder: Embedder, wanted: int | None) -> int | None:
     return most if wanted == -1 else wanted
 
 
-def _numbers(row: Any, form: str | None) -> list[float] | str:
+def numbers(row: Any, form: str | None) -> list[float] | str:
     """The numbers, or their little-endian float32 bytes in base64."""
     if form == "base64":
         return base64.b64encode(np.ascontiguousarray(row, "<f4").tobytes()).decode()

@@ -21,7 +21,7 @@ from mlcpipe.server.errors import ApiError
 from mlcpipe.server.off_loop import LONG_BYTES
 
 Scope = dict[str, Any]
-OPEN_PATHS = ("/health", "/v1/health")
+OPEN_PATHS = ("/health", "/v1/health", "/ping")
 _OF_V1 = ("chat", "completions", "embeddings", "messages", "models", "rerank", "responses")
 MAX_BODY_BYTES = 32 << 20
 MAX_HELD_BYTES = 8 * MAX_BODY_BYTES  # of the bodies of all unanswered requests

@@ -1,4 +1,4 @@
-"""`/health` for monitors, `/metrics` for Prometheus, `/status` for the page at `/`."""
+"""`/health` (and `/ping`) for monitors, `/metrics` for Prometheus, `/status` for the page at `/`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mlcpipe.server.leases import pool_of
 from mlcpipe.server.metrics import CONTENT_TYPE, merged
 from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.pooled_model import Model
+from mlcpipe.version import __version__
 
 router = APIRouter()
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
@@ -18,6 +19,8 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 
 @router.get("/health", response_model=None)
 @router.get("/v1/health", response_model=None)
+@router.get("/ping", response_model=None)
+@router.post("/ping", response_model=None, include_in_schema=False)
 async def health(request: Request) -> JSONResponse:
     """200 once a single model is loaded, as long as its engine lives. With several, 200 and what each of them does."""
     pool: ModelPool | None = request.app.state.pool
@@ -41,6 +44,12 @@ def _told(model: Model) -> dict[str, Any]:
     if model.failure is not None:
         told["error"] = model.failure.message
     return told
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The version of mlcpipe."""
+    return {"version": __version__}
 
 
 @router.get("/metrics", response_model=None)

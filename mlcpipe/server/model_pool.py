@@ -54,7 +54,7 @@ class ModelPool(OffLoop):
         super().__init__()
         self.models = [Model(one, pinned=any(name in pinned for name in one.names), ttl_s=ttl_s) for one in sources]
         self.metrics = Metrics(None)
-        self.single = False
+        self.single, self.ttl_s = False, ttl_s
         self._capacity, self._max_waiting, self._wait_s, self._clock = capacity, max_waiting, wait_s, clock
         self._loop = asyncio.get_running_loop()
         self._loading = asyncio.Lock()

@@ -159,6 +159,42 @@ def test_models_health_and_metrics(client: httpx2.Client) -> None:
     assert "mlcpipe_request_success_total" in client.get("/metrics").text
 
 
+def other_forms(client: httpx2.Client, scores: Any, order: list[int]) -> None:
+    """Cohere's second version, TEI's texts, vLLM's score: the same scores."""
+    asked = {"query": "who sat?", "documents": TEXTS}
+    cohere = client.post("/v2/rerank", json={**asked, "top_n": 2}).json()
+    assert [one["index"] for one in cohere["results"]] == order[:2] and cohere["meta"]["api_version"] == {
+        "version": "2"
+    }
+    cut = client.post("/v2/rerank", json={**asked, "max_tokens_per_doc": 2}).json()["results"]
+    short = client.post("/rerank", json={**asked, "documents": ["a cat", "rain", "birds sang"]}).json()["results"]
+    assert cut == short and client.post("/v2/rerank", json={**asked, "documents": ["cat " * 900]}).status_code == 200
+    tei = {"query": "who sat?", "texts": TEXTS}
+    found = client.post("/rerank", json={**tei, "return_text": True}).json()
+    assert [(one["index"], one["text"]) for one in found] == [(index, TEXTS[index]) for index in order]
+    np.testing.assert_array_equal(np.array([one["score"] for one in found], np.float32), scores[order])
+    raw = np.array([one["score"] for one in client.post("/rerank", json={**tei, "raw_scores": True}).json()])
+    np.testing.assert_allclose(1 / (1 + np.exp(-raw)), scores[order], atol=1e-6)
+    for names in (("text_1", "text_2"), ("queries", "documents")):
+        body = client.post("/score", json=dict(zip(names, ("who sat?", TEXTS)))).json()
+        np.testing.assert_array_equal(np.array([one["score"] for one in body["data"]], np.float32), scores)
+    assert client.post("/v1/score", json={"text_1": ["a", "b"], "text_2": TEXTS}).status_code == 400
+
+
+def test_scores_of_an_embedder_are_cosines(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
+    rows = embedder.embed([TEXTS[0], *TEXTS])
+    expected = rows[1:] @ rows[0] / np.linalg.norm(rows[1:], axis=1) / np.linalg.norm(rows[0])
+    body = client.post("/score", json={"text_1": TEXTS[0], "text_2": TEXTS}).json()
+    np.testing.assert_allclose([one["score"] for one in body["data"]], expected, atol=1e-6)
+    assert body["data"][0]["score"] == pytest.approx(1, abs=1e-6) and expected[1] < 0.999
+    pooled = client.post("/pooling", json={"input": TEXTS, "model": "tiny"}).json()["data"]
+    np.testing.assert_array_equal(np.array([one["data"] for one in pooled], np.float32), embedder.embed(TEXTS))
+    assert client.post("/pooling", json={"input": TEXTS, "task": "token_embed"}).status_code == 400
+    assert client.post("/rerank", json={"query": "a", "texts": ["b"]}).status_code == 400
+    assert client.get("/ping").status_code == client.post("/ping").status_code == 200
+    assert client.get("/version").json() == {"version": mlcpipe.__version__}
+
+
 def test_documents_come_best_first(tmp_path: Path) -> None:
     path = bundle(tmp_path, num_labels=1)
     scores = mlcpipe.Embedder(path).rerank("who sat?", TEXTS)
@@ -171,6 +207,7 @@ def test_documents_come_best_first(tmp_path: Path) -> None:
         found = np.array([one["relevance_score"] for one in body["results"]], np.float32)
         np.testing.assert_array_equal(found, scores[order[:2]])
         long = {"query": "cat " * 9000, "documents": ["a"] * 1000, "truncate_prompt_tokens": -1}
-        for wrong in ({"documents": []}, {"documents": "a"}, {"query": 1}, {"top_n": 0}, long):
+        for wrong in ({"documents": []}, {"documents": "a"}, {"query": 1}, {"top_n": 0}, {"texts": TEXTS}, long):
             assert client.post("/v1/rerank", json={**asked, **wrong}).status_code == 400
+        other_forms(client, scores, order)
         assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 400

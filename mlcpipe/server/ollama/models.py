@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -28,6 +29,7 @@ from mlcpipe.server.sse import EventStream, line
 router = APIRouter()
 VERSION = "0.12.6"  # of the API that is spoken here: clients refuse old ones
 _FOREVER = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
+_LOOK_S = 0.5  # between two looks at a load
 AnyService = Service | EmbeddingService
 
 
@@ -99,21 +101,33 @@ async def show(request: Request, body: Annotated[ModelBody, Depends(parsed(Model
 
 @router.post("/api/pull", openapi_extra=body_schema(PullBody), response_model=None)
 async def pull(request: Request, body: Annotated[PullBody, Depends(parsed(PullBody))]) -> EventStream | JSONResponse:
-    """A model that is here already needs no more; another is not downloaded."""
+    """Load one of the server's models, downloaded if necessary; others are not offered."""
     pool = pool_of(request)
     try:
-        served(pool, body.named)
+        name = served(pool, body.named)
     except ApiError:
         message = f"pull: this server offers {', '.join(names(pool))} and downloads none; start it with another one"
         raise ApiError(404, message, code="model_not_found") from None
     if body.stream is False:
+        await any_service(request, name)
         return JSONResponse({"status": "success"})
+    loading = asyncio.ensure_future(any_service(request, name))
 
     async def lines() -> AsyncIterator[str]:
-        yield line({"status": "pulling manifest"})
+        """A line for each stage."""
+        said = "pulling manifest"
+        yield line({"status": said})
+        while not (await asyncio.wait({loading}, timeout=_LOOK_S))[0]:
+            if (words := pool.find(name).report.words) != said:
+                said = words
+                yield line({"status": said})
+        loading.result()
         yield line({"status": "success"})
 
-    return EventStream(lines(), lambda: None, lambda error: line(error.body(OLLAMA_PATHS)), lines=True)
+    def close() -> None:
+        loading.cancel()
+
+    return EventStream(lines(), close, lambda error: line(error.body(OLLAMA_PATHS)), lines=True)
 
 
 @router.delete("/api/delete", openapi_extra=body_schema(ModelBody))

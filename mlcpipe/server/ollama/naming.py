@@ -24,9 +24,11 @@ def served(pool: ModelPool, name: str) -> str:
 
 
 def keep(request: Request, body: KeptBody, name: str) -> None:
-    """Keep a model loaded for as long as a request says. Raises ApiError."""
-    if (seconds := body.keep_alive_s) is not None:
-        pool_of(request).set_ttl(name, None if math.isinf(seconds) else seconds)
+    """Keep a model loaded for as long as a request says, or else as the server does. Raises ApiError."""
+    pool, seconds = pool_of(request), body.keep_alive_s
+    if seconds is None:
+        seconds = pool.ttl_s
+    pool.set_ttl(name, None if seconds is None or math.isinf(seconds) else seconds)
 
 
 def names(pool: ModelPool) -> list[str]:

@@ -23,6 +23,7 @@ from mlcpipe.server import (
     prefixes,
     responses,
     scoring,
+    stored_responses,
     tokenize,
 )
 from mlcpipe.server.errors import ApiError, refused
@@ -31,9 +32,10 @@ from mlcpipe.server.leases import Leasing
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.page import PAGE, page_router
+from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.version import __version__
 
-_OWN = (chat, completions, responses, messages, models, tokenize, prefixes, adapters, health)
+_OWN = (chat, completions, responses, stored_responses, messages, models, tokenize, prefixes, adapters, health)
 APIS = (*(api.router for api in _OWN), *ollama.ROUTERS, *llama_cpp.ROUTERS)
 EMBEDDING_APIS = (embeddings.router, scoring.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS)
 BOTH_APIS = (*APIS, *(router for router in EMBEDDING_APIS if all(router is not one for one in APIS)))
@@ -47,6 +49,7 @@ def create_app(rules: Rules = Rules(), page: Path = PAGE, *, serves: Serves = "t
     `app.state.pool` has the models. It is None until a server's single model is loaded; until then requests get 503.
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
+    app.state.responses = ResponseStore()
     app.state.pool, app.state.rules, app.state.serves = None, rules, serves
     for router in {"text": APIS, "embeddings": EMBEDDING_APIS, "both": BOTH_APIS}[serves]:
         app.include_router(router)

@@ -26,8 +26,10 @@ def ended(blocks: Blocks, frame: dict[str, Any], ids: dict[int, str] | None = No
     }
 
 
-async def stream(answers: Answers, frame: dict[str, Any], numbers: Iterator[int]) -> AsyncIterator[str]:
-    """The events of an answer, numbered by `numbers`. Raises ApiError."""
+async def stream(
+    answers: Answers, frame: dict[str, Any], numbers: Iterator[int], keep: Callable[[dict[str, Any]], None]
+) -> AsyncIterator[str]:
+    """The events of an answer, numbered by `numbers`; its whole response goes to `keep`. Raises ApiError."""
 
     def emit(kind: str, **fields: Any) -> str:
         return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
@@ -40,6 +42,7 @@ async def stream(answers: Answers, frame: dict[str, Any], numbers: Iterator[int]
         for text in _block_events(one, ids[one.block.index], emit):
             yield text
     response = {**ended(blocks, frame, ids), "usage": usage_json(answers.usage)}
+    keep(response)
     yield emit(f"response.{response['status']}", response=response)
 
 

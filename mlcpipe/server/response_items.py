@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.server.errors import ApiError
+
+_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of an input, each with an id."""
+    if isinstance(given, str):
+        given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    made = []
+    for item in given:
+        kind = item.get("type", "message" if "role" in item else None)
+        prefix = _PREFIX.get(str(kind), "item")
+        made.append({"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, **item})
+    return made
 
 
 def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`/v1/responses`, as in OpenAI's API reference; nothing is stored, so a request brings its whole conversation."""
+"""`/v1/responses`, as in OpenAI's API reference: answers, and those that are stored."""
 
 from __future__ import annotations
 
@@ -13,20 +13,32 @@ from pydantic import Field
 
 from mlcpipe.runtime.tools import ToolChoice, choose, choose_allowed, tool_of
 from mlcpipe.server.blocks import Blocks
-from mlcpipe.server.bodies import Body, JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
+from mlcpipe.server.bodies import (
+    MAX_ITEMS,
+    Body,
+    JsonSchemaFormat,
+    ResponseFormat,
+    SamplingFields,
+    body_schema,
+    owner_of,
+    parsed,
+)
 from mlcpipe.server.conversation import (
     Conversation,
     answers_to,
+    prompt_of,
     thinking_variables,
 )
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.response_events import ended, stream, usage_json
-from mlcpipe.server.response_items import messages_of
+from mlcpipe.server.response_items import items_of, messages_of
+from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
 
 router = APIRouter()
+_TOKEN_BYTES = 16  # of a token in JSON, about
 MAX_ECHO = 4 << 20  # characters of a request that its events repeat
 
 
@@ -51,10 +63,10 @@ class Reasoning(Body):
     effort: str | None = None
 
 
-class ResponsesBody(SamplingFields):
-    """The body of a request."""
+class InputBody(SamplingFields):
+    """What a conversation has, of which the tokens can be counted."""
 
-    input: str | list[dict[str, Any]]
+    input: str | list[dict[str, Any]] = []
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     tools: list[dict[str, Any]] | None = None
@@ -66,11 +78,17 @@ class ResponsesBody(SamplingFields):
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     include: list[str] | None = None
-    # Refused by name: nothing is stored.
     previous_response_id: str | None = None
+    # Refused by name.
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
+
+
+class ResponsesBody(InputBody):
+    """The body of a request."""
+
+    input: str | list[dict[str, Any]]
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesBody), response_model=None)
@@ -80,28 +98,64 @@ async def responses(
     """Answer a conversation."""
     service = await text_service(request, body.model)
     service.check(body)
-    frame, conversation = await service.aside(lambda: (_frame(body, service), _conversation(body)), body.nbytes)
+    before, nbytes = _history(request, body)
+    frame, conversation = await service.aside(
+        lambda: (_frame(body, service), _conversation(body, before)), body.nbytes + nbytes
+    )
     answers = await answers_to(service, body, conversation)
+
+    def keep(response: dict[str, Any]) -> None:
+        if response["store"]:
+            # The response repeats a part of the body.
+            made = _TOKEN_BYTES * response["usage"]["output_tokens"]
+            store_of(request).add(owner_of(request), response, items_of(body.input), 2 * body.nbytes + made)
+
     if body.stream:
         numbers = itertools.count()
-        return EventStream(stream(answers, frame, numbers), answers.close, lambda e: _failed(e, frame, next(numbers)))
+        events = stream(answers, frame, numbers, keep)
+        return EventStream(events, answers.close, lambda e: _failed(e, frame, next(numbers)))
     blocks = Blocks()
     await unless_left(request, blocks.whole(answers), answers.close)
-    return JSONResponse({**ended(blocks, frame), "usage": usage_json(answers.usage)})
+    response = {**ended(blocks, frame), "usage": usage_json(answers.usage)}
+    keep(response)
+    return JSONResponse(response)
 
 
-def _conversation(body: ResponsesBody) -> Conversation:
-    for name in ("previous_response_id", "conversation", "prompt"):
+@router.post("/v1/responses/input_tokens", openapi_extra=body_schema(InputBody))
+async def input_tokens(request: Request, body: Annotated[InputBody, Depends(parsed(InputBody))]) -> dict[str, Any]:
+    """The tokens of a conversation."""
+    service = await text_service(request, body.model)
+    before, nbytes = _history(request, body)
+    conversation = await service.aside(lambda: _conversation(body, before), body.nbytes + nbytes)
+    prompt = await prompt_of(service, conversation, body.nbytes + nbytes)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+
+
+def store_of(request: Request) -> ResponseStore:
+    """The server's stored responses."""
+    store: ResponseStore = request.app.state.responses
+    return store
+
+
+def _history(request: Request, body: InputBody) -> tuple[list[dict[str, Any]], int]:
+    """The items before the input, and their bytes."""
+    where = "previous_response_id"
+    return store_of(request).history(owner_of(request), body.previous_response_id, MAX_ITEMS, where)
+
+
+def _conversation(body: InputBody, before: list[dict[str, Any]]) -> Conversation:
+    for name in ("conversation", "prompt"):
         if getattr(body, name) is not None:
-            message = f"{name}: this server stores nothing; send the whole conversation as input"
+            message = f"{name}: not offered here; send previous_response_id, or the whole conversation as input"
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     if body.background:
         raise ApiError(400, "background: not supported", param="background", code="unsupported_parameter")
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    given = items_of(body.input) if isinstance(body.input, str) else body.input
     form = body.text.format if body.text is not None else None
     effort = body.reasoning.effort if body.reasoning is not None else None
     return Conversation(
-        [*messages, *messages_of(body.input)],
+        [*messages, *messages_of([*before, *given])],
         _tool_choice(body),
         {**thinking_variables(effort), **(body.chat_template_kwargs or {})},
         None if form is None else _form(form),
@@ -114,7 +168,7 @@ def _form(form: TextFormat) -> ResponseFormat:
     return ResponseFormat(type=form.type, json_schema=schema)
 
 
-def _tool_choice(body: ResponsesBody) -> ToolChoice:
+def _tool_choice(body: InputBody) -> ToolChoice:
     """The function tools; skips tools that OpenAI runs itself, and those of other kinds."""
     tools = []
     for index, tool in enumerate(body.tools or ()):
@@ -148,9 +202,9 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "model": service.name_of(body.model),
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
-        "store": False,
+        "store": body.store is not False,
         "temperature": sampling.temperature,
         "text": {"format": form.model_dump(by_alias=True, exclude_none=True, include={"type", "name", "schema_"})
                  if form.type == "json_schema" else {"type": form.type}},

@@ -82,9 +82,41 @@ def test_parsed_answers_and_calls(ai: Any) -> None:
     assert ai.responses.create(model=NAME, input=after, tools=[SHELL], max_output_tokens=5).output
 
 
-def test_what_needs_a_store_is_refused(client: httpx2.Client) -> None:
+def test_a_stored_response_is_continued(ai: Any, client: httpx2.Client, expected: str) -> None:
+    first = ai.responses.create(model=NAME, input=QUESTION, temperature=0, instructions="Be brief.")
+    second = ai.responses.create(model=NAME, input="And now?", temperature=0, previous_response_id=first.id)
+    whole = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first.output_text},
+             {"role": "user", "content": "And now?"}]  # fmt: skip
+    same = ai.responses.create(model=NAME, input=whole, temperature=0, store=False)
+    assert (second.output_text, second.usage.input_tokens) == (same.output_text, same.usage.input_tokens)
+    assert second.previous_response_id == first.id and second.store and not same.store
+    with ai.responses.create(
+        model=NAME, input="a", previous_response_id=second.id, stream=True, max_output_tokens=3
+    ) as events:
+        third = [*events][-1].response
+    assert (
+        ai.responses.retrieve(third.id).output == third.output and third.usage.input_tokens > second.usage.input_tokens
+    )
+    assert ai.responses.retrieve(second.id) == second
+    counted = ai.responses.input_tokens.count(model=NAME, input="And now?", previous_response_id=first.id)
+    assert counted.input_tokens == second.usage.input_tokens
+    items = [*ai.responses.input_items.list(second.id, order="asc", limit=2)]
+    assert [one.role for one in items] == ["user", "assistant", "user"]
+    assert items[0].content[0].text == QUESTION and items[1].content[0].text == first.output_text
+    ai.responses.delete(first.id)
+    for ask in (
+        lambda: ai.responses.retrieve(first.id),
+        lambda: ai.responses.retrieve(same.id),
+        lambda: ai.responses.create(model=NAME, input="a", previous_response_id=second.id),
+        lambda: ai.responses.delete("resp_1"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            ask()
+    assert client.get(f"/v1/responses/{second.id}", params={"stream": True}).status_code == 400
+
+
+def test_what_is_not_offered_is_refused(client: httpx2.Client) -> None:
     for change in (
-        {"previous_response_id": "resp_1"},
         {"conversation": "c"},
         {"background": True},
         {"input": [{"type": "item_reference", "id": "x"}]},

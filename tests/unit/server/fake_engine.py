@@ -17,6 +17,7 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
 from mlcpipe.server.guard import Rules
 from mlcpipe.server.model_pool import ModelPool
+from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.server.service import Facts, Service
 from tests.conftest import DEMO
 
@@ -82,11 +83,13 @@ def answers(
     *requests: tuple[str, Any],
     headers: dict[str, str] | list[tuple[str, str]] | None = None,
     rules: Rules = Rules(),
+    store: ResponseStore | None = None,
 ) -> Sequence[Any]:
     """The responses to bodies (bytes, or what becomes JSON) that are posted, one after the other; None gets."""
 
     async def ask() -> list[Any]:
         app, guard = create_app(rules)
+        app.state.responses = store or app.state.responses
         app.state.pool = pool = ModelPool.of(Service(engine, engine.tokenizer, Facts(("demo",))))
         async with httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=guard), base_url="http://127.0.0.1", headers=headers

@@ -1,0 +1,73 @@
+"""Stored responses: how many stay, whose they are, and what a conversation of them has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.guard import Rules
+from mlcpipe.server.response_store import ResponseStore
+from tests.unit.server.fake_engine import FakeEngine, answers
+
+
+def response(name: str, previous: str | None = None) -> dict[str, Any]:
+    return {"id": name, "previous_response_id": previous, "output": [{"id": f"out-{name}"}]}
+
+
+def ids(store: ResponseStore, *names: str, owner: str = "") -> list[bool]:
+    return [(owner, name) in store._kept for name in names]
+
+
+def test_those_used_last_stay() -> None:
+    store = ResponseStore(most=2)
+    for name in ("a", "b"):
+        store.add("", response(name), [], 1)
+    store.get("", "a")
+    store.add("", response("c"), [], 1)
+    assert ids(store, "a", "b", "c") == [True, False, True]
+
+
+def test_bytes_are_bounded_too() -> None:
+    store = ResponseStore(most_bytes=400)
+    for name in "abc":
+        store.add("", response(name), [], 40)
+    assert ids(store, *"abc") == [False, True, True]
+    store.add("", response("d"), [], 101)
+    assert ids(store, *"abcd") == [False, True, True, False]
+    store.delete("", "b")
+    store.add("", response("e"), [], 60)
+    assert ids(store, *"bce") == [False, True, True]
+
+
+def test_a_history_is_all_that_came_before_and_stays_together() -> None:
+    store = ResponseStore(most=3)
+    store.add("", response("a"), [{"id": "in-a"}], 5)
+    store.add("", response("other"), [], 5)
+    store.add("", response("b", "a"), [{"id": "in-b"}], 7)
+    items, nbytes = store.history("", "b", 10)
+    assert [one["id"] for one in items] == ["in-a", "out-a", "in-b", "out-b"] and nbytes == 12
+    store.add("", response("c"), [], 5)
+    assert ids(store, "a", "other", "b", "c") == [True, False, True, True]
+    with pytest.raises(ApiError, match="more than 3 items"):
+        store.history("", "b", 3)
+    store.delete("", "a")
+    with pytest.raises(ApiError, match="there is no response 'a'"):
+        store.history("", "b", 10)
+
+
+def test_a_key_sees_its_own_responses_alone() -> None:
+    rules, made = Rules(keys=["k", "l"]), []
+
+    def ask(key: str, path: str, body: Any) -> Any:
+        return answers(engine, (path, body), headers={"authorization": f"Bearer {key}"}, rules=rules, store=store)[0]
+
+    engine, store = FakeEngine(), ResponseStore()
+    made.append(ask("k", "/v1/responses", {"input": "a"}).json()["id"])
+    path = f"/v1/responses/{made[0]}"
+    assert (ask("k", path, None).status_code, ask("l", path, None).status_code) == (200, 404)
+    assert ask("l", "/v1/responses", {"input": "a", "previous_response_id": made[0]}).status_code == 404
+    assert answers(engine, (path, None), rules=rules, store=store)[0].status_code == 401

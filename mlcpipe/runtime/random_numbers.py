@@ -15,10 +15,13 @@ _BLOCK = 256  # positions at a time
 
 
 class Uniforms:
-    """Numbers in [0, 1) with 24 bits, for a seed below 2**64 and a position below 2**63; made some at a time."""
+    """Numbers in [0, 1) with 24 bits, for a seed below 2**64 and a position below 2**63; made some at a time.
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    Other streams of one seed have other numbers.
+    """
+
+    def __init__(self, seed: int, stream: int = 0) -> None:
+        self._seed, self._stream = seed, stream
         self._begin, self._numbers = 0, np.zeros(0)
 
     def at(self, position: int) -> float:
@@ -26,7 +29,7 @@ class Uniforms:
         if not 0 <= position - self._begin < len(self._numbers):
             self._begin = position
             counter = np.arange(position, position + _BLOCK, dtype=np.uint64)
-            words = philox(self._seed, [counter & _MASK, counter >> _SHIFT, np.uint64(0), np.uint64(0)])
+            words = philox(self._seed, [counter & _MASK, counter >> _SHIFT, np.uint64(self._stream), np.uint64(0)])
             self._numbers = (words[0] >> np.uint64(8)) * 2.0**-24
         return float(self._numbers[position - self._begin])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
@@ -25,6 +25,7 @@ from mlcpipe.runtime.random_numbers import Uniforms
 from mlcpipe.runtime.sampling_params import SamplingParams, TokenLogprob
 from mlcpipe.runtime.serving.grammar import Matcher
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.token_rules import RowRules
 
 _MIN_TEMPERATURE = 1e-6  # as the compiled softmax
 _MIN_ENTRIES = 256  # of counts: most steps launch the same kernels, however many tokens there are
@@ -39,11 +40,21 @@ class Row:
     The repetition penalty counts `prompt` and answer (as transformers), presence and frequency the answer (as OpenAI).
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int] = (), matcher: Matcher | None = None) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int] = (),
+        matcher: Matcher | None = None,
+        rules: Callable[[int], RowRules] | None = None,
+    ) -> None:
+        """`rules` makes those of this row for the seed of its random numbers."""
         self.params, self.matcher = params, matcher
         self.ahead: tuple[int, ...] = ()  # tokens of a draft that the matcher has not accepted
         self.mask_error: MlcpipeError | None = None
-        self.numbers = Uniforms(secrets.randbits(64) if params.seed is None else params.seed)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.numbers = Uniforms(seed)
+        self.rules = None if rules is None else rules(seed)
+        self.compiled = params if self.rules is None else self.rules.compiled(params)  # of the compiled function
         if not params.greedy:
             self.numbers.at(len(prompt))  # the first ones take longest, so not during a step
         # Counts with (presence, frequency, repetition) penalty, each kind in a separate call.
@@ -69,7 +80,12 @@ class Row:
         return self.matcher is None or self.matcher.ready()
 
     def allowed(self, draft: list[int]) -> int:
-        """How many tokens of a draft the grammar allows, without one that ends it, as no token follows that."""
+        """How many tokens of a draft the grammar allows, without one that ends it, as no token follows that.
+
+        None with rules, which take one token after the other.
+        """
+        if self.rules is not None:
+            return 0
         return len(draft) if self.matcher is None else self.matcher.allowed(draft)
 
     def accept(self, token: int) -> None:
@@ -77,6 +93,8 @@ class Row:
         for counts in (self.repetition, self.presence):
             if counts is not None:
                 counts.add(token)
+        if self.rules is not None:
+            self.rules.accept(token)
         if self.matcher is not None:
             self.matcher.accept(token)
 
@@ -122,7 +140,7 @@ class _Counts:
 
 
 class Masks:
-    """The masks of the rows that have a grammar, computed in turn by another thread.
+    """The masks of the rows that have a grammar, computed in turn by another thread, or rules.
 
     Rows whose masks are `late` are sampled without one, so that others need not wait; their tokens are discarded.
     """
@@ -131,10 +149,13 @@ class Masks:
         self.late: set[int] = set()
         self._rows = {index: row for index, row in enumerate(rows) if row.matcher is not None}
         self._words = np.full((len(rows), -(-vocab // 32)), -1, np.int32)
+        self._ruled = {index: row.rules for index, row in enumerate(rows) if row.rules is not None}
+        for index in self._ruled.keys() - self._rows.keys():
+            rows[index].mask_error = _restricted(rows[index], self._words[index])
         self._done: set[int] = set()
         self._current: Matcher | None = None
         self._lock, self._closed = threading.Lock(), False
-        self._job = thread.submit(self._fill)
+        self._job = thread.submit(self._fill) if self._rows else None
 
     def _fill(self) -> None:
         for index, row in self._rows.items():
@@ -152,8 +173,9 @@ class Masks:
 
     def taken(self) -> tuple[list[int], NDArray[np.int32]]:
         """The rows that have one, and words int32[r, ceil(V / 32)] of all, after a bounded wait."""
-        with suppress(LateError):
-            self._job.result(PATIENCE_S)
+        if self._job is not None:
+            with suppress(LateError):
+                self._job.result(PATIENCE_S)
         with self._lock:
             self._closed = True
             behind = {row.matcher for index, row in self._rows.items() if row.matcher and index not in self._done}
@@ -161,7 +183,19 @@ class Masks:
                 matcher.late(self._job if matcher is self._current else None)
         self.late = {index for index, row in self._rows.items() if row.matcher in behind}
         self._words[sorted(self.late)] = -1
-        return list(self._rows), self._words
+        return sorted(self._rows.keys() | self._ruled.keys()), self._words
+
+    def left(self, logits: NDArray[np.float32], positions: Sequence[int]) -> tuple[list[int], NDArray[np.int32]]:
+        """As `taken`, of the rows whose rules decide by their logits f32[r, V], which the other masks have changed."""
+        rows = [index for index, rules in self._ruled.items() if rules.truncates and index not in self.late]
+        for index in rows:
+            self._words[index] = self._ruled[index].left(logits[index], positions[index])
+        return rows, self._words
+
+    @property
+    def truncates(self) -> bool:
+        """Whether rules of any row decide by its logits, after `taken`."""
+        return any(rules.truncates and index not in self.late for index, rules in self._ruled.items())
 
 
 class Sampler:
@@ -180,8 +214,10 @@ class Sampler:
         with self._device.errors():
             self._settings, self._draws = self._reused("ffif"), self._reused("f")
             self._bias, self._mask = self._reused("iif"), self._reused("ii")
+            self._less, self._left = self._reused("iif"), self._reused("ii")  # of rules
             self._penalties = [self._reused("iiiif") for _ in range(2)]  # as a row may have both kinds of counts
         self._rows: list[Row] = []
+        self._positions: Sequence[int] = ()
         # Functions that change logits, each with its other arguments.
         self._calls: list[tuple[Any, ...]] = []
         self._bias_calls: list[tuple[Any, ...]] = []
@@ -190,8 +226,8 @@ class Sampler:
         self._thread = ThreadPoolExecutor(1, _THREAD)
 
     def masks(self, rows: Sequence[Row]) -> Masks | None:
-        """The masks of the rows that have a grammar, which another thread computes from now on."""
-        if all(row.matcher is None for row in rows):
+        """The masks of the rows that have a grammar, which another thread computes from now on, or rules."""
+        if all(row.matcher is None and row.rules is None for row in rows):
             return None
         return Masks(rows, self._vocab, self._thread)
 
@@ -200,14 +236,15 @@ class Sampler:
         new = self._rows != rows
         if new:
             self._rows = []  # in case an error or Ctrl-C interrupts what follows
-            params = [row.params for row in rows]
+            params = [row.compiled for row in rows]
             top_k = [p.top_k if p.top_k < self._vocab else 0 for p in params]
             columns = [p.temperature for p in params], [p.top_p for p in params], top_k, [p.min_p for p in params]
             self._arguments, self._bias_calls = _put(self._settings, *columns), self._put_bias(rows)
         if new or not all(row.params.greedy for row in rows):
             draws = [0.0 if row.params.greedy else row.numbers.at(at) for row, at in zip(rows, positions)]
             self._arguments[4:] = _put(self._draws, draws)
-        self._calls, self._rows = [*self._put_penalties(rows), *self._bias_calls], rows
+        self._calls, self._rows = [*self._put_penalties(rows), *self._bias_calls, *self._put_less(rows)], rows
+        self._positions = positions
         return (*self._calls, *self._arguments)
 
     def sample(self, logits: Any, masks: Masks | None = None) -> Any:
@@ -219,6 +256,9 @@ class Sampler:
             if masks.late:  # the thread is still busy
                 self._thread.shutdown(wait=False)
                 self._thread = ThreadPoolExecutor(1, _THREAD)
+            if masks.truncates:
+                rows, words = masks.left(tvm_runtime.array(self._device.read(logits)), self._positions)
+                self._apply_mask(logits, *_put(self._left, rows, words))
         if logits is not self._viewed[0]:
             self._viewed = logits, tvm_runtime.view(logits, (logits.shape[0], 1, self._vocab))
         return self._sample(self._viewed[1], *self._arguments)
@@ -233,6 +273,15 @@ class Sampler:
     def _put_bias(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
         wanted = [(i, *pair) for i, row in enumerate(rows) for pair in row.params.logit_bias.items()]
         return [(self._add_bias, *_put(self._bias, *zip(*wanted)))] if wanted else []
+
+    def _put_less(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+        wanted = [
+            (index, *pair)
+            for index, row in enumerate(rows)
+            if row.rules is not None
+            for pair in zip(*row.rules.penalties())
+        ]
+        return [(self._add_bias, *_put(self._less, *zip(*wanted)))] if wanted else []
 
     def _reused(self, dtypes: str) -> list[Reused]:
         return [Reused(self._device, _DTYPES[dtype]) for dtype in dtypes]
@@ -266,11 +315,21 @@ def _filled(row: Row, words: NDArray[np.int32]) -> MlcpipeError | None:
     assert row.matcher is not None
     try:
         row.matcher.fill(words, row.ahead)
-        return None
+        return _restricted(row, words)
     except MlcpipeError as error:
         return error
     except Exception as error:
         return ComputeError("the grammar failed", found=last_line(error))
+
+
+def _restricted(row: Row, words: NDArray[np.int32]) -> MlcpipeError | None:
+    """Apply a row's rules to its mask."""
+    try:
+        if row.rules is not None:
+            row.rules.restrict(words)
+        return None
+    except MlcpipeError as error:
+        return error
 
 
 def log_probabilities(

@@ -7,18 +7,31 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import ComputeError, MlcpipeError, UsageError, last_line, no_memory
 from mlcpipe.runtime.sampler import Row, log_probabilities
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
-from mlcpipe.runtime.serving.core import Core, Drawn
+from mlcpipe.runtime.serving.core import GREEDY, Core, Drawn
 from mlcpipe.runtime.serving.draft_model import DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import Drafter, Lookup
-from mlcpipe.runtime.serving.interface import EngineStats, FinishReason, Request, Stream, TokenEvent, Wake
+from mlcpipe.runtime.serving.interface import (
+    EngineStats,
+    FinishReason,
+    Request,
+    Stream,
+    TokenEvent,
+    TokenLogprobs,
+    Wake,
+)
 from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence
-from mlcpipe.runtime.serving.step import Event, Step
+from mlcpipe.runtime.serving.step import Event, PrefillRows, Step
+from mlcpipe.runtime.token_rules import RowRules
 
 _REASONS: dict[Finish, FinishReason] = {
     Finish.STOP: "stop",
@@ -41,6 +54,7 @@ class Answer:
     queued_s: float = 0.0
     cached_tokens: int = 0
     logprobs: deque[tuple[float | None, tuple[tuple[int, float], ...]]] = field(default_factory=deque)  # of new tokens
+    scores: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's tokens but the first
     lookup: Lookup | None = None
     drafter: Drafter | None = None
 
@@ -88,7 +102,10 @@ class AnswerLoop:
         """A checked request as it will be computed after `begin`."""
         stream = Stream(next(self._numbers), request, wake)
         matcher = None if request.grammar is None else request.grammar.matcher()
-        answer = Answer(stream, Row(request.sampling, request.tokens, matcher), time.monotonic())
+        rules = None
+        if request.rules is not None and not request.rules.neutral:
+            rules = partial(RowRules, request.rules, request.sampling, request.tokens, request.stop_ids)
+        answer = Answer(stream, Row(request.sampling, request.tokens, matcher, rules), time.monotonic())
         if self._drafts:
             row, drafts = answer.row, self._draft_model
             answer.lookup = lookup = Lookup(request.prediction or (), row.allowed, request.stop_ids)
@@ -111,7 +128,7 @@ class AnswerLoop:
                     stop_ids=request.stop_ids,
                     priority=max(-1, min(1, -request.priority)),
                     deadline_s=request.deadline_s,
-                    namespace=request.namespace,
+                    namespace=request.namespace if request.prompt_logprobs is None else ("scored", answer.stream.id),
                     deterministic=request.deterministic,
                     params=answer.row,
                     drafter=answer.drafter,
@@ -121,6 +138,7 @@ class AnswerLoop:
                     ready=answer.row.ready,
                     redraws=answer.row.matcher is not None or self._parks,
                     parks=self._parks,
+                    scored=request.prompt_logprobs is not None,
                 )
             )
         except MlcpipeError as error:
@@ -195,10 +213,25 @@ class AnswerLoop:
         else:
             computed = self._core.forward(step, self.wake)
         self._computing = False
+        for one in computed:
+            for rows, logits in one.scores():
+                self._score(rows, logits)
         tokens = [token for one in computed for token in one.take(self._take)]
         now = time.monotonic()
         self._step_s["prefill" if step.prefill else "decode"] += now - step.planned
         self._deliver(self._core.scheduler.settle(step, tokens, now))
+
+    def _score(self, rows: PrefillRows, logits: NDArray[np.float32]) -> None:
+        """Log-probabilities of the tokens that follow these rows of a prompt, with their logits f32[rows, V]."""
+        answer = self._of_sequence.get(rows.sequence.id)
+        if answer is None or rows.sequence.answer:
+            return
+        request = answer.stream.request
+        following = request.tokens[rows.begin + 1 : rows.begin + rows.rows + 1]
+        del answer.scores[rows.begin :]  # of rows before a preemption
+        for row, token in zip(logits, following):
+            logprob, top = log_probabilities(row, token, GREEDY.params, request.prompt_logprobs or 0)
+            answer.scores.append((logprob, tuple(top)))
 
     def _unplan(self, step: Step) -> None:
         """Forget a step that was not computed; pages and slots that it reserved are those of the next one."""
@@ -285,8 +318,10 @@ class AnswerLoop:
                 predicted,
                 dropped,
                 None if answer.sequence is None else answer.sequence.miss,
+                tuple(answer.scores),
             )  # fmt: skip
         )
+        answer.scores = []
         if stream.wake is not None:
             self._news.setdefault(stream.wake, {})[stream] = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,10 +29,11 @@ from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Sequence, State
-from mlcpipe.runtime.serving.step import NOT_DRAWN, Step
+from mlcpipe.runtime.serving.step import NOT_DRAWN, PrefillRows, Step
 from mlcpipe.runtime.serving.swap import Swap
 from tir_schedules.step_layout import PAGE
 
+_SCORED_BYTES = 64 << 20  # of logits of prompts in a step
 GREEDY = Row(SamplingParams(temperature=0.0))
 
 
@@ -81,6 +82,7 @@ class Core:
             decode_rows=min(limits.decode_rows, model.max_batch),
             sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,
+            scored_rows=min(model.prefill_chunk, max(PAGE, _SCORED_BYTES // (4 * model.vocab_size))),
         )
         self.executor = Executor(bundle, units, self.limits.decode_rows, adapter_blocks, first_rows)
         self.recorder = bundle.device.step_recorder()
@@ -123,7 +125,8 @@ class Core:
             if step.decode:
                 parts.append(self._launch(_decode_rows(step), executor.decode(step.decode), waits))
             if step.prefill:
-                parts.append(self._launch(_prefill_rows(step), executor.prefill(step.prefill), waits))
+                scored = [rows for rows in step.prefill if rows.sequence.request.scored]
+                parts.append(self._launch(_prefill_rows(step), executor.prefill(step.prefill), waits, scored))
             if not self.bundle.device.on_host:
                 waits()
             return [self._read(*part) for part in parts]
@@ -139,9 +142,16 @@ class Core:
         return compute_error(self.bundle, lambda: of_states(self.bundle.manifest.states, self.executor, sequence))
 
     def _launch(
-        self, rows: abc.Sequence[_Row], forward: Forward, waits: Callable[[], None]
-    ) -> tuple[abc.Sequence[_Row], abc.Sequence[Row], Masks | None, Any, Any]:
-        """Rows, how they are sampled, and their logits f32[r, V] and tokens i32[r], being computed on the device."""
+        self,
+        rows: abc.Sequence[_Row],
+        forward: Forward,
+        waits: Callable[[], None],
+        scored: abc.Sequence[PrefillRows] = (),
+    ) -> tuple[abc.Sequence[_Row], abc.Sequence[PrefillRows], abc.Sequence[Row], Masks | None, Any, Any]:
+        """Rows, how they are sampled, and their logits f32[r, V] and tokens i32[r], being computed on the device.
+
+        Logits of `scored` rows follow.
+        """
         settings = [row.sequence.request.params.after(row.draft) if row.wanted else GREEDY for row in rows]
         masks = self.sampler.masks(settings)
         # Positions count tokens that a shifted context lost, so that no random number is used twice.
@@ -150,25 +160,33 @@ class Core:
 
         def work() -> tuple[Any, Any]:
             logits = forward.launch()
-            return logits, self.sampler.sample(logits, masks) if rows else None
+            sampled = tvm_runtime.view(logits, (len(rows), logits.shape[1])) if scored and rows else logits
+            return logits, self.sampler.sample(sampled, masks) if rows else None
 
         recorded = forward.key is not None and masks is None
         if self.bundle.device.on_host:  # where launching waits
             waits()
-        return rows, settings, masks, *self.recorder.run(work, (forward.key, key) if recorded else None)
+        return rows, scored, settings, masks, *self.recorder.run(work, (forward.key, key) if recorded else None)
 
     def _read(
-        self, rows: abc.Sequence[_Row], settings: abc.Sequence[Row], masks: Masks | None, logits: Any, drawn: Any
+        self,
+        rows: abc.Sequence[_Row],
+        scored: abc.Sequence[PrefillRows],
+        settings: abc.Sequence[Row],
+        masks: Masks | None,
+        logits: Any,
+        drawn: Any,
     ) -> Computed:
         found = tvm_runtime.array(self.bundle.device.read(drawn)).tolist() if rows else []
-        return Computed(rows, settings, () if masks is None else masks.late, found, self.bundle.device, logits)
+        late = () if masks is None else masks.late
+        return Computed(rows, settings, late, found, self.bundle.device, logits, scored)
 
 
 @dataclass
 class Computed:
     """Rows with logits f32[r, V] of one forward: how each is sampled, and its token.
 
-    The masks of the rows with an index in `late` came too late.
+    The masks of the rows with an index in `late` came too late. Logits of all rows of `scored` follow.
     """
 
     rows: abc.Sequence[_Row]
@@ -177,7 +195,17 @@ class Computed:
     found: list[int]
     device: Device
     logits: Any
+    scored: abc.Sequence[PrefillRows] = ()
     _on_host: NDArray[np.float32] | None = None
+
+    def scores(self) -> Iterator[tuple[PrefillRows, NDArray[np.float32]]]:
+        """The scored rows with their logits f32[rows, V]."""
+        begin = len(self.rows)
+        for one in self.scored:
+            self._row(0)
+            assert self._on_host is not None
+            yield one, self._on_host[begin : begin + one.rows]
+            begin += one.rows
 
     def take(self, take: Callable[[Drawn], None]) -> list[int]:
         """The tokens of the wanted rows, for `Scheduler.settle`; accepted ones are passed to `take` first."""

@@ -52,7 +52,7 @@ class ModelDrafter:
     def __init__(self, model: DraftSource, lookup: Lookup, row: Row) -> None:
         self.lookup, self.rate = lookup, model.rate
         self.row = copy(row)
-        self.row.matcher = None  # what a grammar does not allow is cut off below
+        self.row.matcher = self.row.rules = None  # what a grammar does not allow is cut off below
         self._model, self._allowed = model, row.allowed
         self._draft: list[int] = []
         self._length = 0  # of the text that the draft continues

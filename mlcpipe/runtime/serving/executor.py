@@ -79,6 +79,7 @@ class Executor:
             )
             # The logits of a forward of each kind, which one step computes in turn.
             self._logits, self._most_rows = [self._empty(first_rows or decode_rows) for _ in range(2)], decode_rows
+            self._logits.append(self._logits[1])  # until one of its kind needs more
             self._decode_logits: dict[int, Any] = {}  # views of the first, by rows
             self._tables = TokenTables(bundle)
             self._begin = step_threads(bundle.library.module if self._device.on_host else None)
@@ -173,12 +174,17 @@ class Executor:
         return Forward(partial(self._forward, len(tokens), self._decode, (ids,), step, logits, params), key)
 
     def prefill(self, rows: abc.Sequence[PrefillRows], *, all_rows: bool = False) -> Forward:
-        """The forward of prefill rows; logits of the last row of each, for each of its `drawing`, or of all rows."""
+        """The forward of prefill rows; logits of the last row of each, for each of its `drawing`, or of all rows.
+
+        Those of all rows of scored sequences follow.
+        """
         tokens = np.concatenate(
             [np.array(one.sequence.tokens[one.begin : one.begin + one.rows], np.int32) for one in rows]
         )
         ends = np.cumsum([one.rows for one in rows])
         wanted = np.array([end - 1 for end, one in zip(ends, rows) for _ in one.drawing], np.int32)
+        scored = [np.arange(end - one.rows, end) for end, one in zip(ends, rows) if one.sequence.request.scored]
+        wanted = np.concatenate([wanted, *scored]).astype(np.int32)
         if all_rows:
             wanted = np.arange(len(tokens), dtype=np.int32)
         elif (
@@ -187,7 +193,7 @@ class Executor:
             wanted = np.zeros(1, np.int32)
         ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
         step, params = self._device.tensor(self._step.fill(prefill_spans(rows))), self._tables.prompts(tokens)
-        logits = self._empty(len(wanted)) if all_rows else self._logits_of(1, len(wanted))
+        logits = self._empty(len(wanted)) if all_rows else self._logits_of(2 if scored else 1, len(wanted))
         self.prompt_hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
             launch = partial(self._adapted, -1, self._prefill_adapted, ids, step, logits, params)
@@ -200,9 +206,9 @@ class Executor:
         return Forward(partial(self._forward, -1, function, ids, step, logits, params), None)
 
     def _logits_of(self, kind: int, rows: int) -> Any:
-        """Logits f32[rows, V] of a forward: 0 decode, 1 prefill."""
+        """Logits f32[rows, V] of a forward: 0 decode, 1 prefill, 2 prefill with scored rows."""
         if rows > self._logits[kind].shape[0]:
-            self._logits[kind] = self._empty(self._most_rows)
+            self._logits[kind] = self._empty(max(self._most_rows, rows))
         return tvm_runtime.view(self._logits[kind], (rows, self._vocab))
 
     def _empty(self, rows: int) -> Any:

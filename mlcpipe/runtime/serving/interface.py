@@ -18,6 +18,7 @@ from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.sampling_params import CacheMiss, SamplingParams
 from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter
 from mlcpipe.runtime.serving.grammar import Grammar
+from mlcpipe.runtime.token_rules import TokenRules
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
 Wake = Callable[["Sequence[Stream]"], None]
@@ -47,6 +48,8 @@ class Request:
     deterministic  reuse only keys and values that were computed as those of a prompt; answers' differ a little
     prediction  tokens that the answer may contain; they make it faster if it does, and never change it
     adapter     from the engine's `load_adapter`, or None for the model without one
+    rules       about tokens, beyond `sampling`, or None
+    prompt_logprobs  None, or how many alternatives each token of the prompt reports; such a prompt is computed whole
     """
 
     tokens: list[int]
@@ -61,6 +64,12 @@ class Request:
     deterministic: bool = False
     prediction: Sequence[int] | None = None
     adapter: Adapter | None = None
+    rules: TokenRules | None = None
+    prompt_logprobs: int | None = None
+
+
+TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""The natural logarithm of a token's probability, and its alternatives with theirs, best first."""
 
 
 class TokenEvent(NamedTuple):
@@ -73,6 +82,7 @@ class TokenEvent(NamedTuple):
     queued_s       seconds that the request waited in the queue
     prediction     of the last event: accepted and rejected tokens of the client's prediction
     dropped        tokens of the prompt and the answer that a shifted context has lost so far
+    prompt_logprobs  of the first token, where the request asks: those of the prompt's tokens but the first
     """
 
     token: int | None
@@ -85,6 +95,7 @@ class TokenEvent(NamedTuple):
     prediction: tuple[int, int] = (0, 0)
     dropped: int = 0
     cache_miss: CacheMiss | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Stream:
@@ -176,6 +187,8 @@ def check_request(request: Request, context_length: int, vocab_size: int, *, shi
     if request.max_tokens < 1:
         raise UsageError("max_tokens", expected="an integer from 1", found=request.max_tokens)
     request.sampling.check_bias(vocab_size)
+    if request.prompt_logprobs is not None and len(ids) >= context_length:
+        raise UsageError("prompt_logprobs", expected=f"a prompt of less than {context_length} tokens", found=len(ids))
 
 
 class ServingEngine(Protocol):

@@ -264,6 +264,11 @@ class Scheduler:
         States in slots are computed in chunks that end with pages: no prompt is cut elsewhere, if steps have the rows.
         """
         begin, end = sequence.computed, sequence.decode_from
+        if sequence.request.scored:
+            room = self.limits.scored_rows - sum(one.rows for one in step.prefill if one.sequence.request.scored)
+            if room < min(PAGE, end - begin):
+                return 0
+            rows = min(rows, room)
         if end - begin > rows:
             end = (begin + rows) // PAGE * PAGE
             if self.pool.slots is None or self.limits.prefill_chunk < PAGE:

@@ -44,6 +44,7 @@ class ScheduledRequest:
     ready          whether its next token can be sampled; steps leave the sequence out until then
     redraws        the row of a token may be computed again, because its mask came late or a step was interrupted
     parks          after the answer its pages stay until others need them, also the last one, for the next turn
+    scored         the forwards of the prompt give logits of all its rows; its namespace is its own
 
     Raises UsageError.
     """
@@ -64,6 +65,7 @@ class ScheduledRequest:
     ready: Callable[[], bool] = lambda: True
     redraws: bool = False
     parks: bool = False
+    scored: bool = False
 
     def __post_init__(self) -> None:
         if not self.tokens:

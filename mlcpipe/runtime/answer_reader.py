@@ -25,6 +25,8 @@ class Reading:
     style     of calls, with the callable tools; None reads everything as text
     shown     control tokens that the style reads
     one_call  whether to drop a second call
+    silent    whether the answer shall have no token: the prompt alone was asked for
+    thoughts  whether reasoning is given
     """
 
     stops: Sequence[str] = ()
@@ -34,6 +36,8 @@ class Reading:
     tools: Sequence[Tool] = ()
     shown: Sequence[int] = ()
     one_call: bool = False
+    silent: bool = False
+    thoughts: bool = True
 
 
 class Part(NamedTuple):

@@ -93,7 +93,7 @@ class Truncator:
             ids, logs = _only(ids, logs, _with_mass(-logs, logs, params.top_p))
         if params.min_p > 0:
             ids, logs = _only(ids, logs, logs >= logs.max() + math.log(params.min_p))
-        if 0 < chosen.xtc_probability and number <= chosen.xtc_probability:
+        if chosen.xtc_probability > 0 and number <= chosen.xtc_probability:
             ids, logs = _only(ids, logs, _without_top(logs, chosen.xtc_threshold))
         if chosen.mirostat and not params.greedy:
             logs = logs / max(params.temperature, _MIN_TEMPERATURE)

@@ -13,7 +13,7 @@ from typing import Any
 from mlcpipe.runtime.answer_reader import AnswerReader, Reading
 from mlcpipe.runtime.sampler import named_logprob
 from mlcpipe.runtime.sampling_params import CacheMiss, CallPiece, TokenLogprob, ToolCall, add_pieces
-from mlcpipe.runtime.serving.interface import Request, ServingEngine, Stream, TokenEvent
+from mlcpipe.runtime.serving.interface import PromptLogprob, Request, ServingEngine, Stream, TokenEvent
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import RequestTimer
@@ -100,6 +100,8 @@ class DeltaSource(ABC):
 
     def __init__(self, usage: Usage, count: int = 1) -> None:
         self.usage, self.count = usage, count
+        # By answer, the tokens of its prompt but the first with their ranks; before its first delta.
+        self.prompt_logprobs: dict[int, list[tuple[TokenLogprob, int]]] = {}
 
     @abstractmethod
     def close(self) -> None:
@@ -134,10 +136,14 @@ class Answers(DeltaSource):
         stream = self._engine.submit(request, self._waker.wake)
         stream.listener = self._wake  # not read yet by the loop, which runs this
         first = not self._choices or self._choices[-1].stream.request.tokens is not request.tokens
-        self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self.usage, first))
+        self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self, first))
         self.count += 1
         if first:
             self.usage.prompt += len(request.tokens)
+
+    def first_token(self, index: int) -> TokenLogprob:
+        """The first token of an answer's prompt, of which there is no probability."""
+        return named_logprob(self._tokenizer, self._choices[index].stream.request.tokens[0], 0.0)
 
     def close(self) -> None:
         """Cancel unfinished answers."""
@@ -197,12 +203,13 @@ class _Choice:
         reading: Reading,
         tokenizer: Tokenizer,
         timer: RequestTimer,
-        usage: Usage,
+        answers: DeltaSource,
         first: bool,
     ) -> None:
         self.stream = stream
         self.finished = self.ended = False
-        self._index, self._tokenizer, self._timer, self._usage = index, tokenizer, timer, usage
+        self._index, self._tokenizer, self._timer, self._usage = index, tokenizer, timer, answers.usage
+        self._prompt_logprobs, self._reading = answers.prompt_logprobs, reading
         self._counts_cached = first  # of the answers to one prompt, the first reports cached tokens
         self._reader = AnswerReader(tokenizer, reading, stream.request.stop_ids)
         self._tokens = self._dropped = 0
@@ -227,6 +234,10 @@ class _Choice:
         if event.finish_reason == "cancelled":
             self.finished = True
             raise ApiError(503, "the server ended the request", code="cancelled", retry_after_s=5.0)
+        if self.stream.request.prompt_logprobs is not None and self._index not in self._prompt_logprobs:
+            self._prompt_logprobs[self._index] = self._named(event.prompt_logprobs)
+        if self._reading.silent:
+            event = event._replace(token=None, finish_reason=event.finish_reason and "length")
         logprobs = []
         if event.token is not None:
             self._tokens += 1
@@ -238,11 +249,16 @@ class _Choice:
                 self._usage.cached += event.cached_tokens
                 self._usage.miss = self._usage.miss or event.cache_miss
             self._usage.reasoning += self._reader.inside
-            if event.logprob is not None and event.token not in self.stream.request.stop_ids:
+            request = self.stream.request
+            if event.logprob is not None and (
+                request.prompt_logprobs is not None or event.token not in request.stop_ids
+            ):
                 top = [(token, max(logprob, LOWEST_LOGPROB)) for token, logprob in event.top]
                 logprob = max(event.logprob, LOWEST_LOGPROB)
                 logprobs.append(named_logprob(self._tokenizer, event.token, logprob, top))
         part = self._reader.read(event.token, last=self.ended)
+        if not self._reading.thoughts:
+            part = part._replace(reasoning="")
         self.finished = self.ended or self._reader.stopped is not None
         if not self.finished:
             return Delta(self._index, part.text, part.reasoning, part.calls, tuple(logprobs))
@@ -250,3 +266,10 @@ class _Choice:
         finish = self._reader.finish_reason(cut_off=event.finish_reason in ("length", "timeout"))
         stop_string = self._reader.stop_string
         return Delta(self._index, part.text, part.reasoning, part.calls, tuple(logprobs), finish, stop_string)
+
+    def _named(self, scores: Sequence[PromptLogprob]) -> list[tuple[TokenLogprob, int]]:
+        tokens = self.stream.request.tokens[1:]
+        return [
+            (named_logprob(self._tokenizer, token, max(one.logprob, LOWEST_LOGPROB), one.top), one.rank)
+            for token, one in zip(tokens, scores)
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -18,13 +19,14 @@ from pydantic import (
     model_validator,
 )
 
+from mlcpipe.runtime.sampling_params import MAX_LOGPROBS
 from mlcpipe.server.errors import ApiError, invalid
 from mlcpipe.server.foreign_fields import check_foreign
 from mlcpipe.server.guard import namespace_of
 from mlcpipe.server.json_values import MAX_VALUES, check_values
 
 _B = TypeVar("_B", bound="Body")
-MAX_STOPS = 16
+MAX_STOPS = 128
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
 MAX_CHOICES = 64
@@ -32,6 +34,10 @@ MAX_ITEMS = 4096  # of a list: messages, parts of a message, tools
 MAX_BIASES = 16384
 MAX_UNKNOWN = 256  # fields that are ignored
 MAX_IDS = 1 << 20  # values of a body that may have lists of token ids
+MAX_ALLOWED = 1 << 16  # tokens
+_NEVER = -100.0  # bias of a token that llama.cpp's `false` forbids
+_NUMBER = re.compile(r"[+-]?\d{1,18}(\.\d{1,18})?([eE][+-]?\d{1,3})?")
+_BOM = b"\xef\xbb\xbf"
 
 
 def _shorten(schema: Any, most: int) -> None:
@@ -47,8 +53,25 @@ def _shorten(schema: Any, most: int) -> None:
             _shorten(part, most)
 
 
+def _lenient(value: Any) -> Any:
+    """The number that a text or a whole float stands for, as other servers take them; other values as they are."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value) if set(value) & set(".eE") else int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
+
+
+Number = Annotated[float, BeforeValidator(_lenient)]
+Count = Annotated[int, BeforeValidator(_lenient)]
+
+
 def _numbers(biases: Any) -> Any:
-    """Fail at the first wrong item of a mapping, which pydantic cannot do."""
+    """Fail at the first wrong item of a mapping, which pydantic cannot do. llama.cpp's lists of pairs become one."""
+    if isinstance(biases, list):
+        if len(biases) > MAX_BIASES or not all(isinstance(one, list) and len(one) == 2 for one in biases):
+            raise ValueError(f"expected at most {MAX_BIASES} pairs of a token and a bias")
+        if not all(type(token) is int for token, _ in biases):
+            raise ValueError("expected the ids of tokens")
+        biases = {str(token): _NEVER if bias is False else bias for token, bias in biases}
     if isinstance(biases, dict):
         if len(biases) > MAX_BIASES:
             raise ValueError(f"expected at most {MAX_BIASES} tokens")
@@ -108,18 +131,18 @@ class SamplingFields(Body):
 
     model: str | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    seed: Count | None = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_numbers)] = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
     user: str | None = None
     service_tier: str | None = None
     # not OpenAI's
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    top_k: Count | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
     grammar: str | None = None
     regex: str | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_IDS)
@@ -128,8 +151,23 @@ class SamplingFields(Body):
     cache_salt: str | None = None
     timeout: float | None = Field(None, gt=0)
     deterministic: bool | None = None  # only reuse keys and values of prefill, for equal results
+    # Rules about tokens, see `token_rules`.
+    min_tokens: Count | None = Field(None, ge=0)
+    allowed_token_ids: list[int] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
+    typical_p: Number | None = None
+    top_n_sigma: Number | None = None
+    xtc_probability: Number | None = None
+    xtc_threshold: Number | None = None
+    mirostat: Count | None = None
+    mirostat_tau: Number | None = None
+    mirostat_eta: Number | None = None
+    dry_multiplier: Number | None = None
+    dry_base: Number | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: Count | None = None
+    dry_sequence_breakers: list[str] | None = None
     # Other servers' names of the fields above.
-    repeat_penalty: float | None = None
+    repeat_penalty: Number | None = None
     json_schema: dict[str, Any] | str | None = None
     ebnf: str | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -156,21 +194,29 @@ class CompletionFields(SamplingFields):
     """Fields with one name in chat and completions, and another in the newer APIs."""
 
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: Count | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: str | list[str] | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Count | None = Field(None, ge=-1)  # 0: only the prompt is computed; -1: no limit, as llama.cpp
+    prompt_logprobs: Count | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _no_stream_of_scores(self) -> CompletionFields:
+        if self.stream and self.prompt_logprobs is not None:
+            raise ApiError(400, "prompt_logprobs: not with stream", param="prompt_logprobs")
+        return self
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings. Raises ApiError for too many, too long or empty ones."""
+        """The stop strings. Raises ApiError for too many or too long ones."""
         return checked_stops([self.stop] if isinstance(self.stop, str) else self.stop or ())
 
 
 def checked_stops(stops: Sequence[str]) -> list[str]:
-    """The stop strings. Raises ApiError for too many, too long or empty ones."""
-    if len(stops) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_CHARS for text in stops):
-        raise ApiError(400, f"stop: expected at most {MAX_STOPS} strings, not empty", param="stop")
-    return list(stops)
+    """The stop strings, without empty ones, which stop nothing. Raises ApiError for too many or too long ones."""
+    if len(stops) > MAX_STOPS or not all(len(text) <= MAX_STOP_CHARS for text in stops):
+        message = f"stop: expected at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters"
+        raise ApiError(400, message, param="stop")
+    return [text for text in stops if text]
 
 
 class JsonSchemaFormat(Body):
@@ -235,6 +281,7 @@ def parsed(model: type[_B]) -> Callable[[Request], Coroutine[Any, Any, _B]]:
 
 
 def _read(model: type[_B], data: bytes) -> _B:
+    data = data.removeprefix(_BOM)
     check_values(data, model.most_values)
     try:
         body = model.model_validate_json(data)

@@ -16,6 +16,7 @@ from mlcpipe.runtime.tools import choice_of
 from mlcpipe.server.answers import Answer, Delta, DeltaSource, Usage
 from mlcpipe.server.bodies import (
     CompletionFields,
+    Count,
     EndingFields,
     Prediction,
     ResponseFormat,
@@ -26,29 +27,28 @@ from mlcpipe.server.conversation import (
     Conversation,
     answers_to,
     ending_of,
-    thinking_variables,
 )
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.semantic_cache import CachingService, Keeping
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
+from mlcpipe.server.thinking import ThinkingFields
 
 router = APIRouter()
 
 
-class ChatBody(CompletionFields, EndingFields):
+class ChatBody(CompletionFields, EndingFields, ThinkingFields):
     """The body of a request."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Count | None = Field(None, ge=-1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: Count | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
     # Fields about storage or billing at OpenAI.
@@ -79,9 +79,10 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
         return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE, headers=headers)
     whole = await unless_left(request, answers.whole(), answers.close)
     choices = [_choice(index, answer, with_logprobs=bool(body.logprobs)) for index, answer in enumerate(whole)]
+    scores = prompt_json(answers, 0)
     return JSONResponse(
         {**frame, "object": "chat.completion", "choices": choices, "usage": usage_json(answers.usage),
-         "system_fingerprint": None},
+         "system_fingerprint": None, **scores},
         headers=headers,
     )  # fmt: skip
 
@@ -107,19 +108,23 @@ def _conversation(body: ChatBody) -> Conversation:
             raise ApiError(400, f"{name}: not supported", param=name, code="unsupported_parameter")
     if body.modalities is not None and body.modalities != ["text"]:
         raise ApiError(400, "modalities: expected text alone", param="modalities", code="unsupported_parameter")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: expected logprobs to be true", param="top_logprobs")
+    thoughts = body.thoughts()
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return Conversation(
         body.messages,
         choice_of(body.tools or (), body.tool_choice, parallel=body.parallel_tool_calls is not False),
-        {**thinking_variables(body.reasoning_effort), **(body.chat_template_kwargs or {})},
+        {**thoughts.variables, **(body.chat_template_kwargs or {})},
         body.response_format,
-        body.max_completion_tokens or body.max_tokens,
+        most,
         (body.top_logprobs or 0) if body.logprobs else None,
         body.stops,
         body.n or 1,
         None if body.prediction is None else body.prediction.text,
         ending_of(body, body.messages),
+        thoughts,
+        body.prompt_logprobs,
     )
 
 
@@ -183,6 +188,21 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 def _token(one: TokenLogprob) -> dict[str, Any]:
     return {"token": one.text, "logprob": one.logprob, "bytes": list(one.bytes)}
+
+
+def prompt_json(answers: DeltaSource, index: int) -> dict[str, Any]:
+    """vLLM's `prompt_logprobs` of an answer's prompt, whose first token has none; {} if the request did not ask."""
+    if (scores := answers.prompt_logprobs.get(index)) is None:
+        return {}
+    return {"prompt_logprobs": [None, *(_ranked(one, rank) for one, rank in scores)]}
+
+
+def _ranked(one: TokenLogprob, rank: int) -> dict[str, Any]:
+    ranked = [*((other, place) for place, other in enumerate(one.top, 1)), (one, rank)]
+    return {
+        str(token.token_id): {"logprob": token.logprob, "rank": place, "decoded_token": token.text}
+        for token, place in ranked
+    }
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from mlcpipe.runtime.serving import interface
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.answers import Answers
-from mlcpipe.server.bodies import MAX_CHOICES, MAX_IDS, CompletionFields, ResponseFormat, body_schema, parsed
-from mlcpipe.server.chat import usage_json
+from mlcpipe.server.bodies import MAX_CHOICES, MAX_IDS, CompletionFields, Count, ResponseFormat, body_schema, parsed
+from mlcpipe.server.chat import prompt_json, usage_json
 from mlcpipe.server.conversation import within
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
@@ -44,7 +44,7 @@ class CompletionBody(CompletionFields):
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: Count | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = None
     response_format: ResponseFormat | None = None
 
@@ -64,13 +64,15 @@ async def complete(
     }
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = _chunks(answers, frame, heads, with_usage=usage)
+        chunks = _chunks(answers, frame, heads, echoed=_echoed(body), with_usage=usage)
         return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE)
     whole = await unless_left(request, answers.whole(), answers.close)
     choices = [
-        _choice(index, head + one.text, _logprobs(one.logprobs, len(head)), one.finish)
+        _choice(index, head + one.text, _joined(answers, index, _echoed(body), one.logprobs, len(head)), one.finish)
         for index, (head, one) in enumerate(zip(heads, whole, strict=True))
     ]
+    if body.prompt_logprobs is not None:
+        choices = [{**choice, **prompt_json(answers, index)} for index, choice in enumerate(choices)]
     return JSONResponse({**frame, "choices": choices, "usage": usage_json(answers.usage)})
 
 
@@ -85,19 +87,19 @@ async def answers_to_texts(
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
         raise ApiError(400, "best_of: expected n, or nothing", param="best_of", code="unsupported_parameter")
-    if body.echo and body.logprobs is not None:
-        raise ApiError(400, "echo: not together with logprobs", param="echo", code="unsupported_parameter")
     given: Sequence[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     texts = [given] if given and isinstance(given[0], int) else given
     if not 0 < len(texts) * n <= MAX_CHOICES:
         raise ApiError(400, f"prompt: expected 1 to {MAX_CHOICES} answers", param="prompt")
-    reading = Reading(body.stops, continues=True)
+    reading = Reading(body.stops, continues=True, silent=body.max_tokens == 0)
+    scored = max((each for each in (body.prompt_logprobs, _echoed(body)) if each is not None), default=None)
+    rules = await service.rules(body)
 
     def prepare() -> tuple[list[interface.Request], list[str], GrammarSource | None]:
         prompts = _prompts(service.tokenizer, texts, body.suffix)
         if not all(prompts):
             raise ApiError(400, "prompt: expected at least one token", param="prompt")
-        most = body.max_tokens or _DEFAULT_TOKENS
+        most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
         asked = [service.request(body, tokens, within(most_tokens, len(tokens), most)) for tokens in prompts]
         heads = [service.tokenizer.decode(tokens) if body.echo else "" for tokens in prompts]
         return asked, heads, service.source(body, body.response_format, "none")
@@ -107,7 +109,7 @@ async def answers_to_texts(
     grammar = (await service.constrained(asked[0], source)).grammar
     requests = []
     for one in asked:
-        request = replace(one, grammar=grammar, logprobs=body.logprobs)
+        request = replace(one, grammar=grammar, logprobs=body.logprobs, rules=rules, prompt_logprobs=scored)
         requests += [(each, reading) for each in repeated(request, n)]
     return service.start(requests), [head for head in heads for _ in range(n)]
 
@@ -138,14 +140,25 @@ def _fill_in(tokenizer: Tokenizer, prefix: object, suffix: str) -> list[int]:
     raise ApiError(400, message, param="suffix", code="unsupported_parameter")
 
 
-async def _chunks(answers: Answers, frame: dict[str, Any], heads: list[str], *, with_usage: bool) -> AsyncIterator[str]:
+def _echoed(body: CompletionBody) -> int | None:
+    """How many alternatives each token of the echoed prompt reports, None for no log-probabilities."""
+    return body.logprobs if body.echo else None
+
+
+async def _chunks(
+    answers: Answers, frame: dict[str, Any], heads: list[str], *, echoed: int | None, with_usage: bool
+) -> AsyncIterator[str]:
     frame = {**frame, **({"usage": None} if with_usage else {})}
     made = choice_events(frame)
     offsets = [len(head) for head in heads]
+    waiting = set(range(len(heads))) if echoed is not None else set()
     for index, head in enumerate(heads):
-        if head:
+        if head and not waiting:
             yield made(_choice(index, head, None, None))
     async for one in answers.deltas():
+        if one.index in waiting:
+            waiting.remove(one.index)
+            yield made(_choice(one.index, heads[one.index], _joined(answers, one.index, echoed, (), 0), None))
         logprobs = _logprobs(one.logprobs, offsets[one.index])
         offsets[one.index] += sum(len(token.text) for token in one.logprobs)
         yield made(_choice(one.index, one.text, logprobs, one.finish))
@@ -156,6 +169,21 @@ async def _chunks(answers: Answers, frame: dict[str, Any], heads: list[str], *, 
 
 def _choice(index: int, text: str, logprobs: object, finish: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _joined(
+    answers: Answers, index: int, echoed: int | None, tokens: Sequence[TokenLogprob], offset: int
+) -> dict[str, Any] | None:
+    """`_logprobs` of an answer's tokens after those of its prompt, if they are `echoed`."""
+    made = _logprobs(tokens, offset)
+    if echoed is None:
+        return made
+    scores = [one for one, _ in answers.prompt_logprobs.get(index, ())]
+    first = answers.first_token(index)
+    before = _logprobs([first, *(replace(one, top=one.top[:echoed]) for one in scores)], 0)
+    assert before is not None
+    before["token_logprobs"][0] = before["top_logprobs"][0] = None
+    return before if made is None else {name: before[name] + made[name] for name in made}
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:

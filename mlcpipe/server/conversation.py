@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlcpipe.runtime.answer_reader import Reading
+from mlcpipe.runtime.text.thinking import EFFORT
 from mlcpipe.runtime.tools import ToolChoice
 from mlcpipe.server.answers import Answers
 from mlcpipe.server.bodies import EndingFields, ResponseFormat, SamplingFields, checked_stops
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.prompts import Ending, Prompt, render
 from mlcpipe.server.service import Service, repeated
-
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+from mlcpipe.server.thinking import Thoughts
+from mlcpipe.server.thinking import thinking_variables as thinking_variables
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Conversation:
     prediction: str | None = None
     ending: Ending = "header"
     most_tokens: int | None = None
+    thoughts: Thoughts = Thoughts()
+    prompt_logprobs: int | None = None
 
 
 def ending_of(body: EndingFields, messages: Sequence[Mapping[str, Any]]) -> Ending:
@@ -47,15 +50,6 @@ def ending_of(body: EndingFields, messages: Sequence[Mapping[str, Any]]) -> Endi
     if last.get("role") != "assistant" or last.get("content") is None:
         raise ApiError(400, f"{where}: expected a message of the assistant with content at the end", param=where)
     return "continued"
-
-
-def thinking_variables(effort: str | None) -> dict[str, Any]:
-    """Variables of chat templates for an effort of reasoning. Raises ApiError."""
-    if effort is None:
-        return {}
-    if effort not in _EFFORTS:
-        raise ApiError(400, f"reasoning_effort: expected one of {', '.join(_EFFORTS)}", param="reasoning_effort")
-    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
 
 async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -> Prompt:
@@ -76,7 +70,7 @@ def within(most_tokens: int | None, prompt_tokens: int, max_tokens: int | None) 
     if prompt_tokens >= most_tokens:
         message = f"the prompt has {prompt_tokens} tokens; expected less than the {most_tokens} of the asked context"
         raise ApiError(400, message, code="context_length_exceeded")
-    return min(max_tokens or most_tokens, most_tokens - prompt_tokens)
+    return min(most_tokens if max_tokens in (None, -1) else max_tokens or 0, most_tokens - prompt_tokens)
 
 
 async def answers_to(service: Service, body: SamplingFields, conversation: Conversation) -> Answers:
@@ -86,7 +80,10 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
     prompt = await prompt_of(service, conversation, body.nbytes)
     most = within(conversation.most_tokens, len(prompt.tokens), conversation.max_tokens)
     request = service.request(body, prompt.tokens, most)
-    request = replace(request, logprobs=conversation.logprobs)
+    rules = await service.rules(body, _budget(service, conversation), prompt.thinking)
+    request = replace(
+        request, logprobs=conversation.logprobs, rules=rules, prompt_logprobs=conversation.prompt_logprobs
+    )
     if conversation.prediction is not None:
         text = conversation.prediction[: service.tokenizer.most_chars]
         predicted = await service.apart(lambda: service.tokenizer.encode(text), body.nbytes)
@@ -98,10 +95,26 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
         raise ApiError(400, "regex and grammar: not together with a tool that must be called", param="tool_choice")
     else:
         request = await service.constrained(request, form)
-    reading = Reading(stops, continues=conversation.ending == "continued", thinking=prompt.thinking)
+    given = conversation.thoughts.given
+    reading = Reading(
+        stops,
+        continues=conversation.ending == "continued",
+        thinking="none" if given == "inline" else prompt.thinking,
+        silent=conversation.max_tokens == 0,
+        thoughts=given != "no",
+    )
     calling = service.calling
     if choice.tools or calling.style.channels:
         reading = replace(
             reading, style=calling.style, tools=choice.tools, shown=calling.shown, one_call=not choice.parallel
         )
     return service.start([(one, reading) for one in repeated(request, conversation.n)])
+
+
+def _budget(service: Service, conversation: Conversation) -> int | None:
+    """Most tokens of thoughts, None for any number."""
+    thoughts, tokenizer = conversation.thoughts, service.tokenizer
+    if thoughts.effort is None:
+        return thoughts.budget
+    name = tokenizer.template_name([tool.described() for tool in conversation.choice.tools] or None)
+    return thoughts.budget_with(takes_effort=EFFORT in tokenizer.chat_template(name).variables)

@@ -1,7 +1,8 @@
-"""Fields of other servers' APIs that change an answer and are not offered here: refused by name.
+"""The fields of other servers' APIs: each is honoured, changes no answer, or is refused by name.
 
-Sources: the request parameters of vLLM's OpenAI-compatible server, of SGLang, llama-server, TGI and Ollama. Fields of
-other APIs of our own are treated alike.
+Sources: the request parameters of vLLM's OpenAI-compatible server, of SGLang, llama-server, TGI and Ollama, and of
+OpenAI's and Anthropic's APIs. Fields of other APIs of our own are treated alike: a field that one path honours is
+refused on the others.
 """
 
 from __future__ import annotations
@@ -13,35 +14,72 @@ from pydantic import BaseModel
 
 from mlcpipe.server.errors import ApiError
 
-# Unsupported fields, with their neutral values.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "min_tokens": (0,), "min_new_tokens": (0,), "max_new_tokens": (), "n_predict": (-1,), "num_predict": (-1,),
-    "allowed_token_ids": ([],), "bad_words": ([],), "logits_processors": ([],), "no_repeat_ngram_size": (0,),
-    "best_of": (1,), "use_beam_search": (False,), "early_stopping": (False,), "length_penalty": (1, 0),
-    "typical_p": (1,), "top_n_sigma": (-1, 0), "top_a": (0,), "tfs_z": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-    "mirostat": (0,), "xtc_probability": (0,), "dry_multiplier": (0,), "dynatemp_range": (0,), "repeat_last_n": (-1,),
+HONOURED = frozenset((
+    # sampling
+    "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "repeat_penalty", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "mirostat",
+    "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "allowed_token_ids", "min_tokens",
+    # the end of an answer
+    "max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences", "stop_token_ids",
+    "ignore_eos", "timeout", "n", "best_of",
+    # its form
+    "response_format", "json_schema", "grammar", "ebnf", "regex", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "structured_outputs", "output_format", "output_config", "text", "tools", "tool_choice",
+    "parallel_tool_calls",
+    # its thoughts
+    "reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_budget", "thinking_budget_tokens",
+    "thinking_token_budget", "reasoning_budget", "include_reasoning", "separate_reasoning", "reasoning_format",
+    # the prompt
+    "messages", "prompt", "suffix", "input", "instructions", "system", "chat_template_kwargs", "add_generation_prompt",
+    "continue_final_message", "prediction", "echo",
+    # what else is reported or done
+    "logprobs", "top_logprobs", "prompt_logprobs", "stream", "stream_options", "model", "priority", "service_tier",
+    "cache_salt", "deterministic",
+))  # fmt: skip
+"""Fields of at least one of our bodies."""
+
+HARMLESS = frozenset((
+    "cache_prompt", "id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "t_max_prompt_ms", "keep_alive",
+    "request_id", "rid", "kv_transfer_params", "return_tokens_as_token_ids", "spaces_between_special_tokens",
+    "detokenize", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "verbosity", "mm_processor_kwargs",
+    "cache_control", "betas", "container", "mcp_servers", "context_management", "truncation",
+))  # fmt: skip
+"""They change where and how an answer is computed, or its style at one maker alone; they are ignored and counted."""
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "min_new_tokens": (0,), "max_new_tokens": (), "n_predict": (-1,), "num_predict": (-1,),
+    "bad_words": ([],), "logits_processors": ([],), "no_repeat_ngram_size": (0,),
+    "use_beam_search": (False,), "early_stopping": (False,), "length_penalty": (1, 0),
+    "top_a": (0,), "tfs_z": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
+    "dynatemp_range": (0,), "repeat_last_n": (-1,),
     "adaptive_target": (-1,), "samplers": ([], ""), "sampler_seq": ("",), "lora": ([],), "t_max_predict_ms": (-1, 0),
-    "guided_whitespace_pattern": (), "structural_tag": (), "echo": (False,), "prompt_logprobs": (),
+    "guided_whitespace_pattern": (), "structural_tag": (),
     "truncate_prompt_tokens": (-1,), "skip_special_tokens": (True,), "include_stop_str_in_output": (False,),
-    "chat_template": (), "documents": ([],), "include_reasoning": (True,), "thinking_budget_tokens": (-1,),
-    "reasoning_budget": (-1,), "reasoning_format": ("auto", "deepseek"), "thinking_token_budget": (-1,),
-    "thinking_budget": (-1,), "enable_thinking": (True,), "thinking": (), "think": (), "reasoning": ({},),
-    "reasoning_effort": (), "separate_reasoning": (True,), "reasoning_in_content": (False,),
+    "chat_template": (), "documents": ([],), "think": (), "reasoning_in_content": (False,),
     "stop_regex": ([], ""), "no_stop_trim": (False,), "custom_logit_processor": ("",), "lora_path": ("",),
     "sampling_seed": (), "random_seed": (), "do_sample": (True,), "num_beams": (1,), "min_keep": (0, 1),
     "parse_tool_calls": (True,), "tool_prompt": ("",), "guideline": ("",), "safe_prompt": (False,),
     "watermark": (False,), "truncate": (), "return_full_text": (False,), "prompt_embeds": (), "input_ids": (),
-    "images": ([],), "max_completion_tokens": (), "max_output_tokens": (),
-    "options": ({},), "format": ("",), "system": ("",), "template": ("",), "instructions": ("",), "tools": ([],),
-    "response_format": ({"type": "text"},), "chat_template_kwargs": ({},), "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
+    "images": ([],), "n_probs": (0,), "options": ({},), "format": ("",), "template": ("",),
+    "return_token_ids": (False,),
+    # Where another path honours them.
+    "max_completion_tokens": (), "max_output_tokens": (), "best_of": (1,), "echo": (False,), "prompt_logprobs": (),
+    "system": ("",), "instructions": ("",), "tools": ([],), "response_format": ({"type": "text"},),
+    "chat_template_kwargs": ({},), "continue_final_message": (False,), "add_generation_prompt": (True,),
+    "include_reasoning": (True,), "thinking_budget_tokens": (-1,), "reasoning_budget": (-1,),
+    "reasoning_format": ("auto", "deepseek"), "thinking_token_budget": (-1,), "thinking_budget": (-1,),
+    "enable_thinking": (True,), "thinking": (), "reasoning": ({},), "reasoning_effort": (),
+    "separate_reasoning": (True,),
 }  # fmt: skip
+"""Fields that are not offered, with their neutral values, which are."""
+
 _NO_PENALTY = {"repetition_penalty": 1, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 
 def check_foreign(body: BaseModel, *, adds_special_tokens: bool) -> None:
     """Raises ApiError for an unsupported field that would change the answer."""
-    neutral = {**_NEUTRAL, "add_special_tokens": (adds_special_tokens,)}
+    neutral = {**REFUSED, "add_special_tokens": (adds_special_tokens,)}
     if all(getattr(body, name) in (None, value) for name, value in _NO_PENALTY.items()):
         del neutral["repeat_last_n"]
     for name, value in (body.model_extra or {}).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -13,13 +14,14 @@ from pydantic import Field
 from mlcpipe.runtime.tools import ToolChoice, choose, tool_of
 from mlcpipe.server.answers import Answers, Usage
 from mlcpipe.server.blocks import Block, BlockEvent, Blocks
-from mlcpipe.server.bodies import JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
+from mlcpipe.server.bodies import Count, JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
 from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.json_values import object_in
 from mlcpipe.server.leases import text_service
-from mlcpipe.server.prompts import listed, text_of, without_billing
+from mlcpipe.server.prompts import Ending, listed, text_of, without_billing
 from mlcpipe.server.sse import EventStream, event, unless_left
+from mlcpipe.server.thinking import Thoughts, thinking_of
 
 router = APIRouter()
 _PING = event({"type": "ping"}, "ping")
@@ -39,7 +41,7 @@ class CountBody(SamplingFields):
 class MessagesBody(CountBody):
     """The body of a request."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Count = Field(ge=0)  # 0: only the prompt is computed
     stop_sequences: list[str] | None = None
     output_format: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
@@ -78,20 +80,22 @@ def _conversation(body: CountBody) -> Conversation:
     out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
     for index, message in enumerate(body.messages):
         out += _message(message, f"messages[{index}]")
-    if out and out[-1]["role"] == "assistant":
-        raise ApiError(400, "messages: expected a message of the user at the end; an answer cannot be begun for it")
+    begun = out[-1] if out and out[-1]["role"] == "assistant" else {}
+    if begun.get("tool_calls"):
+        raise ApiError(400, "messages: expected the results of the tools after their calls", param="messages")
+    ending: Ending = "continued" if begun.get("content") else "header"
     # As with Anthropic, reasoning must be requested.
-    thinks = (body.thinking or {}).get("type") in ("enabled", "adaptive")
-    conversation = Conversation(out, _tool_choice(body), {"enable_thinking": thinks})
+    thinks, budget = thinking_of(body.thinking) if body.thinking else (False, None)
+    thoughts = Thoughts(budget=budget)
+    variables = {"enable_thinking": bool(thinks)}
+    conversation = Conversation(out, _tool_choice(body), variables, ending=ending, thoughts=thoughts)
     if not isinstance(body, MessagesBody):
         return conversation
     form = (body.output_config or {}).get("format") or body.output_format
-    return Conversation(
-        out,
-        conversation.choice,
-        conversation.variables,
-        None if form is None else _form(form),
-        body.max_tokens,
+    return replace(
+        conversation,
+        form=None if form is None else _form(form),
+        max_tokens=body.max_tokens,
         stops=body.stop_sequences or (),
     )
 

@@ -21,7 +21,7 @@ from mlcpipe.server.json_values import value_in
 
 # Claude Code's first line, which changes with every request and would defeat the prefix cache.
 BILLING = "x-anthropic-billing-header:"
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _KEPT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 _OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "allow_control_tokens"}
 Ending = Literal["header", "nothing", "continued"]
@@ -92,8 +92,10 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
         if role not in _ROLES:
             raise ApiError(400, f"{where}.role: expected one of {', '.join(_ROLES)}", param=f"{where}.role")
         kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
-        kept["role"] = "system" if role == "developer" else role
+        kept["role"] = {"developer": "system", "function": "tool"}.get(role, role)
         kept["content"] = text_of(message.get("content"), f"{where}.content")
+        if message.get("function_call") is not None and not kept.get("tool_calls"):  # before there were tools
+            kept["tool_calls"] = [{"type": "function", "function": message["function_call"]}]
         if kept.get("tool_calls"):
             listed(kept["tool_calls"], f"{where}.tool_calls")
             kept = with_calls(kept, where)

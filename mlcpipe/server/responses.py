@@ -16,6 +16,7 @@ from mlcpipe.server.blocks import Blocks
 from mlcpipe.server.bodies import (
     MAX_ITEMS,
     Body,
+    Count,
     JsonSchemaFormat,
     ResponseFormat,
     SamplingFields,
@@ -23,12 +24,7 @@ from mlcpipe.server.bodies import (
     owner_of,
     parsed,
 )
-from mlcpipe.server.conversation import (
-    Conversation,
-    answers_to,
-    prompt_of,
-    thinking_variables,
-)
+from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.response_events import ended, stream, usage_json
@@ -36,6 +32,7 @@ from mlcpipe.server.response_items import items_of, messages_of
 from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
+from mlcpipe.server.thinking import Thoughts, thinking_variables
 
 router = APIRouter()
 _TOKEN_BYTES = 16  # of a token in JSON, about
@@ -68,7 +65,7 @@ class InputBody(SamplingFields):
 
     input: str | list[dict[str, Any]] = []
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: Count | None = Field(None, ge=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -160,6 +157,7 @@ def _conversation(body: InputBody, before: list[dict[str, Any]]) -> Conversation
         {**thinking_variables(effort), **(body.chat_template_kwargs or {})},
         None if form is None else _form(form),
         body.max_output_tokens,
+        thoughts=Thoughts(effort=effort),
     )
 
 

@@ -15,6 +15,7 @@ from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.grammar import GrammarSource, Thinking
 from mlcpipe.runtime.serving.interface import Request, ServingEngine
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.token_rules import TokenRules
 from mlcpipe.runtime.tool_calling import ToolCalling
 from mlcpipe.runtime.tools import ToolChoice
 from mlcpipe.server.answer_form import constraint
@@ -24,6 +25,7 @@ from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
+from mlcpipe.server.token_rules import asks_for_rules, check_rules, rules_of
 
 _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
 _MAX_PRIORITY = 1000
@@ -32,6 +34,7 @@ _COMPILING = 8  # times the bytes of a schema or grammar: it takes longer than o
 # Encoding a text takes some 200 bytes per character: one beyond any context is refused before.
 _CHARS_A_TOKEN, _MORE_CHARS = 16, 1 << 20
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_LEAST_TOP_P = 1e-9  # which leaves the most probable token, as other servers' 0
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)  # as in the OpenAI API
 
 
@@ -135,6 +138,10 @@ class Service(OffLoop):
             given["top_k"] = 0
         if body.seed is not None:
             given["seed"] = body.seed % (MAX_SEED + 1)
+        if given.get("top_p") == 0:
+            given["top_p"] = _LEAST_TOP_P
+        if body.mirostat:  # instead of the checkpoint's truncation
+            given = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, **given}
         try:
             if body.logit_bias:
                 given["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
@@ -148,6 +155,7 @@ class Service(OffLoop):
         """Raises ApiError for fields refused with any prompt, before the work of making one."""
         self.check_model(body.model)
         self.sampling(body)
+        check_rules(body)
         if body.priority is not None and abs(body.priority) > _MAX_PRIORITY:
             raise ApiError(400, f"priority: expected from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", param="priority")
         try:
@@ -156,16 +164,20 @@ class Service(OffLoop):
             raise refused(error) from None
 
     def request(self, body: SamplingFields, tokens: list[int], max_tokens: int | None) -> Request:
-        """The engine's request for one prompt. Raises ApiError if the context has no room or the adapter is gone."""
+        """The engine's request for one prompt. Raises ApiError if the context has no room or the adapter is gone.
+
+        `max_tokens`: None and -1 for all that the context has room for; an engine samples one at least, also for 0.
+        """
         length, shifts = self.engine.context_length, self.engine.context_shift
         if len(tokens) >= length and not shifts:
             message = (
                 f"This model's maximum context length is {length} tokens, and the prompt has {len(tokens)}; shorten it"
             )
             raise ApiError(400, message, code="context_length_exceeded")
+        most = length if max_tokens in (None, -1) else max(1, max_tokens or 0)
         return Request(
             tokens,
-            max_tokens or length if shifts else min(max_tokens or length, length - len(tokens)),
+            most if shifts else min(most, length - len(tokens)),
             self.sampling(body),
             (frozenset() if body.ignore_eos else self.tokenizer.eos_token_ids) | {*(body.stop_token_ids or ())},
             priority=body.priority if body.priority is not None else _TIERS.get(body.service_tier or "auto", 0),
@@ -173,6 +185,17 @@ class Service(OffLoop):
             namespace=body.namespace,
             deterministic=bool(body.deterministic),
             adapter=self.adapter_of(body.model),
+        )
+
+    async def rules(
+        self, body: SamplingFields, budget: int | None = None, thinking: Thinking = "none"
+    ) -> TokenRules | None:
+        """The rules about tokens, and the budget of thoughts, None for none. Raises ApiError."""
+        if not asks_for_rules(body, budget):
+            return None
+        channels = self.calling.style.channels
+        return await self.apart(
+            lambda: rules_of(body, self.tokenizer, self.engine.vocab_size, budget, thinking, channels=channels)
         )
 
     def source(self, body: SamplingFields, form: ResponseFormat | None, thinking: Thinking) -> GrammarSource | None:

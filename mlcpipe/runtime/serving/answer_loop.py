@@ -23,10 +23,10 @@ from mlcpipe.runtime.serving.drafting import Drafter, Lookup
 from mlcpipe.runtime.serving.interface import (
     EngineStats,
     FinishReason,
+    PromptLogprob,
     Request,
     Stream,
     TokenEvent,
-    TokenLogprobs,
     Wake,
 )
 from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence
@@ -54,7 +54,7 @@ class Answer:
     queued_s: float = 0.0
     cached_tokens: int = 0
     logprobs: deque[tuple[float | None, tuple[tuple[int, float], ...]]] = field(default_factory=deque)  # of new tokens
-    scores: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's tokens but the first
+    scores: list[PromptLogprob] = field(default_factory=list)  # of the prompt's tokens but the first
     lookup: Lookup | None = None
     drafter: Drafter | None = None
 
@@ -213,8 +213,8 @@ class AnswerLoop:
         else:
             computed = self._core.forward(step, self.wake)
         self._computing = False
-        for one in computed:
-            for rows, logits in one.scores():
+        for part in computed:
+            for rows, logits in part.scores():
                 self._score(rows, logits)
         tokens = [token for one in computed for token in one.take(self._take)]
         now = time.monotonic()
@@ -231,7 +231,7 @@ class AnswerLoop:
         del answer.scores[rows.begin :]  # of rows before a preemption
         for row, token in zip(logits, following):
             logprob, top = log_probabilities(row, token, GREEDY.params, request.prompt_logprobs or 0)
-            answer.scores.append((logprob, tuple(top)))
+            answer.scores.append(PromptLogprob(logprob, int((row > row[token]).sum()) + 1, tuple(top)))
 
     def _unplan(self, step: Step) -> None:
         """Forget a step that was not computed; pages and slots that it reserved are those of the next one."""

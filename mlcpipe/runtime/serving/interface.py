@@ -68,8 +68,12 @@ class Request:
     prompt_logprobs: int | None = None
 
 
-TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
-"""The natural logarithm of a token's probability, and its alternatives with theirs, best first."""
+class PromptLogprob(NamedTuple):
+    """A token of a prompt: the natural logarithm of its probability, its rank from 1, alternatives, best first."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
 
 
 class TokenEvent(NamedTuple):
@@ -95,7 +99,7 @@ class TokenEvent(NamedTuple):
     prediction: tuple[int, int] = (0, 0)
     dropped: int = 0
     cache_miss: CacheMiss | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class Stream:

@@ -14,6 +14,10 @@ from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
 from mlcpipe.runtime.tools import choice_of
 from mlcpipe.server.answer_form import constraint
 from mlcpipe.server.chat import ChatBody
+from mlcpipe.server.completions import CompletionBody
+from mlcpipe.server.foreign_fields import HARMLESS, HONOURED, REFUSED
+from mlcpipe.server.messages import MessagesBody
+from mlcpipe.server.responses import ResponsesBody
 from tests.unit.server.fake_engine import FakeEngine, answers
 
 CHAT = "/v1/chat/completions"
@@ -91,12 +95,11 @@ def test_what_it_cannot_be_held_to(fields: dict[str, Any], word: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("min_tokens", 5), ("allowed_token_ids", [1]), ("bad_words", ["a"]), ("typical_p", 0.5), ("mirostat", 2),
-        ("xtc_probability", 0.1), ("dry_multiplier", 0.8), ("top_n_sigma", 1.5), ("lora", [{"id": 0, "scale": 0.5}]),
-        ("n_predict", 4), ("skip_special_tokens", False), ("chat_template", "a"), ("thinking_budget_tokens", 20),
-        ("include_reasoning", False), ("reasoning_format", "none"), ("samplers", ["top_k"]), ("guided_whitespace_pattern", "a"),
+        ("bad_words", ["a"]), ("tfs_z", 0.5), ("dynatemp_range", 0.5), ("lora", [{"id": 0, "scale": 0.5}]),
+        ("n_predict", 4), ("skip_special_tokens", False), ("chat_template", "a"), ("n_probs", 3),
+        ("samplers", ["top_k"]), ("guided_whitespace_pattern", "a"),
         ("stop_regex", "a"), ("lora_path", "a"), ("options", {"temperature": 0}), ("format", "json"), ("think", True),
-        ("enable_thinking", False), ("do_sample", False), ("separate_reasoning", False), ("tool_prompt", "a"),
+        ("do_sample", False), ("tool_prompt", "a"),
         ("sampling_seed", 1), ("input_ids", [1]), ("parse_tool_calls", False),
     ],
 )  # fmt: skip
@@ -104,6 +107,26 @@ def test_what_would_change_the_answer_is_refused_by_name(path: str, name: str, v
     engine = FakeEngine()
     (answer,) = answers(engine, (path, {**PATHS[path], name: value}))
     assert answer.status_code == 400 and not engine.asked and answer.json()["error"]["message"].startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("thinking_budget_tokens", 20), ("include_reasoning", False), ("reasoning_format", "none"),
+        ("enable_thinking", False), ("separate_reasoning", False), ("prompt_logprobs", 1), ("echo", True),
+    ],
+)  # fmt: skip
+def test_what_one_path_honours_is_refused_on_others(name: str, value: Any) -> None:
+    taken = [answers(FakeEngine(), (path, {**body, name: value}))[0] for path, body in PATHS.items()]
+    refused = {path for path, one in zip(PATHS, taken) if one.status_code == 400}
+    assert {"/v1/responses", "/v1/messages"} <= refused < {*PATHS}
+    assert all(one.json()["error"]["message"].startswith(f"{name}: ") for one in taken if one.status_code == 400)
+
+
+def test_the_table_holds_each_field_once() -> None:
+    ours = {alias for model in (ChatBody, CompletionBody, ResponsesBody, MessagesBody) for alias in model.model_fields}
+    assert ours >= HONOURED and not ours & HARMLESS and not HARMLESS & REFUSED.keys()
+    assert REFUSED.keys() & HONOURED == REFUSED.keys() & ours
 
 
 def test_what_changes_nothing_is_taken() -> None:

@@ -140,7 +140,7 @@ def test_templates_get_tools_and_tell_whether_an_answer_begins_with_reasoning() 
 
 @pytest.mark.parametrize(
     "text",
-    ['{"seed": "1"}', '{"seed": 1.5}', '{"temperature": true}', '{"top_p": NaN}', '{"n": 65}', '{"stop": [1]}', '{"stream": "yes"}', '{"temperature": 1e999}', "[]", "null", '{"a": "\\udc00"}', '{"a": 1', "\x00"],
+    ['{"seed": "one"}', '{"seed": "1.5"}', '{"seed": 1.5}', '{"top_k": "1e999"}', '{"temperature": ""}', '{"temperature": true}', '{"top_p": NaN}', '{"n": 65}', '{"stop": [1]}', '{"stream": "yes"}', '{"temperature": 1e999}', "[]", "null", '{"a": "\\udc00"}', '{"a": 1', "\x00"],
 )  # fmt: skip
 def test_bodies_have_exactly_their_types(text: str) -> None:
     with pytest.raises(ValidationError):

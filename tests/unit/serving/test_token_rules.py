@@ -132,7 +132,9 @@ def test_xtc_is_drawn_and_spares_the_only_likely_token() -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_follows_its_paper(version: int) -> None:
     """Algorithm 1 (version 1: equations 10 and 14) and the truncation by surprise of its second version."""
-    truncator = Truncator(Truncation(mirostat=version, mirostat_tau=TAU, mirostat_eta=ETA), replace(PLAIN, temperature=0.8))
+    truncator = Truncator(
+        Truncation(mirostat=version, mirostat_tau=TAU, mirostat_eta=ETA), replace(PLAIN, temperature=0.8)
+    )
     mu, counts = 2 * TAU, set()
     for seed in range(30):
         logits = random_logits(seed)
@@ -309,8 +311,10 @@ def test_prompts_are_scored_as_alone(engine: Batching, bundle: LoadedBundle) -> 
     logits = LoadedModel(bundle).all_logits(PROMPT).astype(np.float64)
     logs = logits - logits.max(1, keepdims=True)
     logs -= np.log(np.exp(logs).sum(1, keepdims=True))
-    assert [one for one, _ in first] == pytest.approx(logs[np.arange(149), PROMPT[1:]].tolist(), abs=1e-4)
-    assert [top[0][0] for _, top in first] == logits[:-1].argmax(1).tolist() and {len(top) for _, top in first} == {2}
+    assert [one.logprob for one in first] == pytest.approx(logs[np.arange(149), PROMPT[1:]].tolist(), abs=1e-4)
+    assert [one.top[0][0] for one in first] == logits[:-1].argmax(1).tolist() and {len(one.top) for one in first} == {2}
+    ranks = (-logits[:-1]).argsort(1, kind="stable").argsort(1)[np.arange(149), PROMPT[1:]] + 1
+    assert [one.rank for one in first] == ranks.tolist()
     assert all(len([*stream]) == 30 for stream in beside)
 
 

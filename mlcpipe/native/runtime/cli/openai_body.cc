@@ -22,10 +22,12 @@ constexpr const char* kOwnVariables[] = {"messages", "tools", "add_generation_pr
 // Fields of other servers that this one does not have: constraints of answers, and numbers with the value that changes nothing.
 constexpr const char* kConstraints[] = {
     "grammar", "regex", "ebnf", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "allowed_token_ids", "stop_token_ids", "chat_template", "cache_salt"};
+    "guided_grammar", "allowed_token_ids", "stop_token_ids", "chat_template", "cache_salt",
+    "prompt_logprobs", "thinking", "reasoning"};
 constexpr std::pair<const char*, double> kNeutral[] = {
     {"min_tokens", 0}, {"typical_p", 1}, {"mirostat", 0}, {"xtc_probability", 0}, {"dry_multiplier", 0},
-    {"dynatemp_range", 0}, {"top_n_sigma", -1}, {"n_predict", -1}};
+    {"dynatemp_range", 0}, {"top_n_sigma", -1}, {"n_predict", -1},
+    {"thinking_budget", -1}, {"thinking_budget_tokens", -1}, {"thinking_token_budget", -1}, {"reasoning_budget", -1}};
 
 // The tools for the template, unless the request wants none of them called.
 std::vector<Value> ToolsOf(Heap* heap, const Fields& fields) {

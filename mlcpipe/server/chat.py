@@ -123,8 +123,8 @@ def _conversation(body: ChatBody) -> Conversation:
         body.n or 1,
         None if body.prediction is None else body.prediction.text,
         ending_of(body, body.messages),
-        thoughts,
-        body.prompt_logprobs,
+        thoughts=thoughts,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 

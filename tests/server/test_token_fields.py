@@ -20,6 +20,7 @@ from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
+from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.service import Facts, Service
 from tests.conftest import DEMO
 
@@ -57,11 +58,12 @@ def answered(engine: Batching, tokenizer: Tokenizer, *requests: tuple[str, dict[
 
     async def ask() -> list[Any]:
         app, guard = create_app()
-        service = app.state.service = Service(engine, tokenizer, Facts(("demo",)))
+        service = Service(engine, tokenizer, Facts(("demo",)))
+        app.state.pool = ModelPool.of(service)
         transport = httpx2.ASGITransport(app=guard)
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
             got = await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
-        super(Service, service).close()  # the engine goes on
+        super(Service, service).close()  # its engine serves the next
         return list(got)
 
     return asyncio.run(ask())

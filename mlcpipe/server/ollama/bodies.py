@@ -18,7 +18,7 @@ LATEST = ":latest"  # the tag that a name without one has
 # Options about how a model is loaded, and about caches: no answer depends on them here.
 _HARMLESS = {
     "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "vocab_only", "use_mmap", "use_mlock",
-    "num_thread", "num_keep", "logits_all", "embedding_only", "mirostat_tau", "mirostat_eta",
+    "num_thread", "num_keep", "logits_all", "embedding_only",
 }  # fmt: skip
 _OURS = {"num_predict", "num_ctx", "stop", "seed"}
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

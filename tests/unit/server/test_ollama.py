@@ -88,7 +88,7 @@ def test_refusals_are_texts_also_within_a_stream() -> None:
 
 def test_fields_of_ours_are_honoured_within_options_and_outside() -> None:
     engine = FakeEngine()
-    asked = [{**ASK, "options": {"repeat_penalty": 1.25}}, {**ASK, "repeat_penalty": 1.25}, {**ASK, "mirostat": 2}]
+    asked = [{**ASK, "options": {"repeat_penalty": 1.25}}, {**ASK, "repeat_penalty": 1.25}, {**ASK, "tfs_z": 0.5}]
     found = answers(engine, *((CHAT, one) for one in asked))
     assert [one.status_code for one in found] == [200, 200, 400]
     assert [one.sampling.repetition_penalty for one in engine.asked] == [1.25, 1.25]

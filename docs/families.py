@@ -15,6 +15,7 @@ from mlcpipe.encoders import encoder_of, encoder_types
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import gguf_families, model_types
 from mlcpipe.nn.config import Fields
+from mlcpipe.vision import has_tower
 
 PAGE = Path(__file__).with_name("families.md")
 _MODELS = "Models:"
@@ -89,12 +90,17 @@ def page() -> str:
         " refused by name, with the field.",
         _table("family | what it is | models | GGUF | refused unless neutral", _families()),
         "## Text models inside others",
-        "Of a model of pictures the text model is read, with its own family; pictures are refused.",
-        _table("model_type | family of its text", ((f"`{whole}`", f"`{text}`") for whole, text in TOWERS.items())),
+        "Of a model of pictures the text model is read, with its own family. Those that see do so in Python on CPUs;"
+        " elsewhere, and for the others, pictures are refused.",
+        _table("model_type | family of its text | sees", map(_whole, TOWERS)),
         "## Models that embed texts",
         _table("family | what it is", ((f"`{name}`", _about("encoders", name)[0]) for name in encoder_types())),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _whole(model_type: str) -> tuple[str, str, str]:
+    return f"`{model_type}`", f"`{TOWERS[model_type]}`", "yes" if has_tower({"model_type": model_type}) else ""
 
 
 def _popular(models: str, model_type: str) -> tuple[str, str, str, str]:

@@ -243,6 +243,23 @@ class EagleInfo(Frozen):
     kept: Positive = Field(description="numbers of a row that the model's forwards keep for it")
 
 
+class VisionInfo(Frozen):
+    """A tower: functions encode_picture, over pages of its own layers, and prefill_pictures. Rows are of the text's
+    hidden states.
+    """
+
+    processor: Name = Field(description="file of mlcpipe.vision.processors")
+    settings: Table[Name, Count] = Field(description="of the processor")
+    mean: Items[float] = Field(description="of a channel, from 0 to 1, subtracted before the division by `std`")
+    std: Items[float]
+    token: Count = Field(description="of chat templates, in place of a picture")
+    rows: Positive = Field(description="that a call makes, at most")
+    merged: Positive = Field(description="patches of a row")
+    numbers: Positive = Field(description="of a patch")
+    width: Positive = Field(description="numbers of a row")
+    page_bytes: Positive
+
+
 class ModelInfo(Frozen):
     """The model's shape; lengths in tokens."""
 
@@ -272,6 +289,7 @@ class ModelInfo(Frozen):
     )
     eagle: EagleInfo | None = None
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
+    vision: VisionInfo | None = Field(default=None, description="of models that see pictures")
     gathered: Names = Field(
         default=(),
         description="parameters of which functions take the rows of their tokens alone, row 0 for tokens beyond them",

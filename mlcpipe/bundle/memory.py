@@ -17,6 +17,7 @@ MIN_CONTEXT = 512  # tokens that memory must hold where nobody asks for a number
 USEFUL_CONTEXT = 4096  # tokens for which a device must have room to be taken automatically
 _HELPERS = 7  # threads in addition to the one that runs the model
 _CHECKPOINT_SHARE = 4  # slots may take a quarter of the pages' memory
+PICTURE_ROWS_BYTES = 64 << 20  # on the host, for rows of pictures, the last ones
 DRAFT_SLOTS = 3  # for the states after each token of a draft but the last
 
 
@@ -129,14 +130,25 @@ def running_bytes(manifest: Manifest) -> int:
     """Upper bound of a run's memory in addition to weights, states and the process that opened the bundle.
 
     The sum of: the workspaces of all functions, and the scratch of their kernels in up to 8 threads; logits; the
-    tokenizer. If the scratch is not known, as on GPUs: the largest workspace twice, and the memory of attention.
+    tokenizer; a tower's pages and rows. If the scratch is not known, as on GPUs: the largest workspace twice, and the
+    memory of attention.
     """
     model, plan = manifest.model, manifest.memory_plan
     workspaces = plan.workspace_bytes.values()
     scratch = [one.scratch.caller + _HELPERS * one.scratch.helper for one in manifest.target.variants if one.scratch]
+    least = least_running_bytes(model.vocab_size) + tower_bytes(model)
     if scratch:
-        return sum(workspaces) + max(scratch) + least_running_bytes(model.vocab_size)
-    return 2 * max(workspaces, default=0) + plan.attention_bytes + least_running_bytes(model.vocab_size)
+        return sum(workspaces) + max(scratch) + least
+    return 2 * max(workspaces, default=0) + plan.attention_bytes + least
+
+
+def tower_bytes(model: ModelInfo) -> int:
+    """What a tower takes in addition to weights, workspace and scratch: pages of a call, its inputs, rows kept."""
+    of = model.vision
+    if of is None:
+        return 0
+    pages = -(-of.rows * of.merged // PAGE)
+    return pages * of.page_bytes + 4 * of.rows * (of.merged * of.numbers + of.width) + PICTURE_ROWS_BYTES
 
 
 def least_running_bytes(vocab_size: int) -> int:

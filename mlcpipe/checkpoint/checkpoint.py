@@ -20,6 +20,7 @@ from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+PREPROCESSOR_CONFIG = "preprocessor_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -64,11 +65,23 @@ class DraftHead:
 
 
 @dataclass(frozen=True)
+class PictureTower:
+    """The other part of a model that sees: the whole's config.json and preprocessor_config.json, and the tensors of its
+    tower by the names of its modules.
+    """
+
+    config: Mapping[str, Any] = field(repr=False)
+    preprocessor: Mapping[str, Any] = field(repr=False)
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint. Everything is checked except the numbers, which `read` checks.
 
     `config` and `generation_config` are the parsed files ({} for an absent generation_config.json); `tensors`
-    is sorted by name; `weight_files` are the safetensors, sorted. `draft_head` describes the draft head, if any.
+    is sorted by name; `weight_files` are the safetensors, sorted. `draft_head` describes the draft head, if any;
+    `pictures` the tower whose tensors are not among them, if there is one for the family.
     """
 
     path: Path
@@ -77,6 +90,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[Path, ...]
     draft_head: DraftHead | None = field(default=None, kw_only=True)
+    pictures: PictureTower | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str | None:
@@ -169,6 +183,7 @@ class Checkpoint:
         call does not read them. Raises CheckpointError for a file that cannot be read or changes meanwhile.
         """
         files = [self.path / name for name in (CONFIG, *self.text_files(), *EMBEDDING_FILES)]
+        files += [self.path / PREPROCESSOR_CONFIG] if self.pictures is not None else []
         present = [file for file in files if file.is_file()]
         if any(file.name != SINGLE_FILE for file in self.weight_files):
             present.append(self.path / INDEX)

@@ -6,15 +6,17 @@ after a prefix of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from mlcpipe.checkpoint.checkpoint import Checkpoint
+from mlcpipe.checkpoint.checkpoint import PREPROCESSOR_CONFIG, Checkpoint, PictureTower, read_config
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.support.json_files import shown
+from mlcpipe.vision import NAMES, has_tower
 
 NESTED, PICTURES = "text_config", "vision_config"
 # What config.json calls the text model -> the family with the same layers.
@@ -97,7 +99,36 @@ def text_tower(checkpoint: Checkpoint) -> Checkpoint:
     tensors = {one.name: one for one in map(_renamed, checkpoint.tensors.values()) if one is not None}
     if tensors and not any(name.startswith(_HEAD) for name in tensors):
         config = {**config, _TIED: True}
-    return replace(checkpoint, config=config, tensors=MappingProxyType(dict(sorted(tensors.items()))))
+    pictures = _pictures(checkpoint)
+    ordered = MappingProxyType(dict(sorted(tensors.items())))
+    return replace(checkpoint, config=config, tensors=ordered, pictures=pictures)
+
+
+def with_pictures(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the tensors of its tower."""
+    tower = checkpoint.pictures
+    if tower is None:
+        return checkpoint
+    return replace(checkpoint, tensors=MappingProxyType({**checkpoint.tensors, **tower.tensors}))
+
+
+def _pictures(whole: Checkpoint) -> PictureTower | None:
+    """The tower, if there is one for the family, and files of a processor.
+
+    The projection of patches, which files have as a convolution [hidden, 3, patch, patch], becomes a matrix.
+    """
+    if not has_tower(whole.config) or not (whole.path / PREPROCESSOR_CONFIG).is_file():
+        return None
+    tensors = {}
+    for name, tensor in whole.tensors.items():
+        name = name.removeprefix("model.")
+        for prefix, module in NAMES.items():
+            if name.startswith(prefix):
+                own = module + name.removeprefix(prefix)
+                shape = tensor.shape
+                shape = (shape[0], math.prod(shape[1:])) if len(shape) == 4 else shape
+                tensors[own] = replace(tensor, name=own, shape=shape)
+    return PictureTower(whole.config, read_config(whole.path / PREPROCESSOR_CONFIG), MappingProxyType(tensors))
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 from tvm.ir import StringImm
 
+from mlcpipe.checkpoint.checkpoint import Checkpoint, PictureTower
 from mlcpipe.checkpoint.draft_heads import DraftHead, OwnHead
 from mlcpipe.compiler.draft_heads import build_draft_head
 from mlcpipe.encoders import build_encoder
@@ -27,6 +28,7 @@ from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme, kv_dtype
 from mlcpipe.support.defaults import KEEP
 from mlcpipe.targets import Target, Variant, compiled_variants
+from mlcpipe.vision import build_tower
 from mlcpipe.weights.table import weight_table
 from tir_schedules.paged import PAGE, QUANTIZED
 from tir_schedules.sampling import FORBID, SIGNATURES, Signature, TensorType, dimensions, sampling_names
@@ -63,12 +65,13 @@ def prepare_model(
     *,
     encoder: bool = False,
     draft_head: DraftHead | None = None,
+    pictures: PictureTower | None = None,
 ) -> LanguageModel:
     """Build the model of a config.json and set its dtypes and its folder of kernels.
 
     `kv_cache_dtype` is f32, f16, q8, q4 or auto; auto is the target's or else the scheme's dtype, float16 for
     weights that are kept, if the target's kernels support it. An `encoder` keeps them for the time of a layer only, and
-    auto rounds them least. The model drafts with a `draft_head`.
+    auto rounds them least. The model drafts with a `draft_head`, and sees with the tower of `pictures`.
     Raises ConfigError for an unknown dtype, TargetError for one that the kernels do not support.
     """
     wanted = kv_dtype(kv_cache_dtype)
@@ -97,6 +100,11 @@ def prepare_model(
         built = build_draft_head(draft_head, model)
         if built is not None:
             model.add_draft_head(built)
+    if pictures is not None:
+        assert isinstance(model, CausalLM)
+        model.tower = build_tower(pictures.config, pictures.preprocessor)
+        model.tower.dtype = model.tower.kv_dtype = target.activation_dtype
+        model.tower.kernels = target.kernels
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
     usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)
@@ -108,6 +116,15 @@ def prepare_model(
     if not target.own_pages:
         model.check_uniform(target.name)
     return model
+
+
+def pictures_of(checkpoint: Checkpoint, target: Target, *, encoder: bool) -> PictureTower | None:
+    """The checkpoint's tower, if hosts of the target show pictures to a model: Python's, on CPUs, without a draft head,
+    whose rows no pictures have.
+    """
+    if encoder or checkpoint.draft_head is not None or target.kernels != "cpu" or target.archive or target.in_browsers:
+        return None
+    return checkpoint.pictures
 
 
 def kept_formats(target: Target) -> frozenset[str]:
@@ -186,6 +203,8 @@ def export(
         rows = chunk
     else:
         mod = _with_sampling(mod, target, vocab, no_tokens)
+    tower = model.tower if isinstance(model, CausalLM) else None
+    most = {} if tower is None else {"t": tower.info.rows, "e": chunk}
     return Lowering(
         mod,
         tuple(weight_table(params, target.gathers_rows)),
@@ -193,7 +212,7 @@ def export(
         variant or compiled_variants(target)[0],
         scheme,
         load_layout(target.weight_layout),
-        bounds={"n": chunk, "v": chunk, "b": MAX_BATCH, "d": MAX_BATCH, "r": rows},
+        bounds={"n": chunk, "v": chunk, "b": MAX_BATCH, "d": MAX_BATCH, "r": rows, **most},
     )
 
 

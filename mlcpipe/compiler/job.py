@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State
+from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State, VisionInfo
 from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.checkpoint.text_tower import with_pictures
 from mlcpipe.compiler.draft_heads import eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
 from mlcpipe.compiler.export import (
@@ -15,10 +16,12 @@ from mlcpipe.compiler.export import (
     fitted_target,
     kept_formats,
     output_of,
+    pictures_of,
     prefill_chunk,
     prepare_model,
 )
 from mlcpipe.errors import ConfigError, TargetError
+from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.gated_delta import GatedDelta
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
 from mlcpipe.nn.text_encoder import TextEncoder
@@ -57,6 +60,7 @@ class Job:
     attention_bytes: int
     embedding: EmbeddingInfo | None
     eagle: EagleInfo | None = None
+    vision: VisionInfo | None = None
     library: str = "model"
 
     @property
@@ -98,7 +102,11 @@ def lower(
     embedding = embedding_info(checkpoint)
     encoder, head = embedding is not None, checkpoint.draft_head
     target = fitted_target(checkpoint.config, target, kv_cache_dtype, encoder=encoder)
-    model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype, encoder=encoder, draft_head=head)
+    seen = pictures_of(checkpoint, target, encoder=encoder)
+    model = prepare_model(
+        checkpoint.config, target, scheme, kv_cache_dtype, encoder=encoder, draft_head=head, pictures=seen
+    )
+    checkpoint = checkpoint if seen is None else with_pictures(checkpoint)
     if adapters and embedding is not None:
         raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
     context, chunk = lengths(model, target, checkpoint, context)
@@ -113,8 +121,13 @@ def lower(
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
     return Job(
         checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype,
-        tuple(model.states()), attention_bytes(model, chunk), embedding, eagle_info(model),
+        tuple(model.states()), attention_bytes(model, chunk), embedding, eagle_info(model), vision_info(model),
     )  # fmt: skip
+
+
+def vision_info(model: LanguageModel) -> VisionInfo | None:
+    """The tower of a model that sees."""
+    return model.tower.described() if isinstance(model, CausalLM) and model.tower is not None else None
 
 
 def attention_bytes(model: LanguageModel, chunk: int) -> int:
@@ -147,7 +160,9 @@ def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationRec
     """
     encoder = embedding_info(checkpoint) is not None
     target = fitted_target(checkpoint.config, target, encoder=encoder)
-    model = prepare_model(checkpoint.config, target, plan.scheme, encoder=encoder, draft_head=checkpoint.draft_head)
+    head, seen = checkpoint.draft_head, pictures_of(checkpoint, target, encoder=encoder)
+    model = prepare_model(checkpoint.config, target, plan.scheme, encoder=encoder, draft_head=head, pictures=seen)
+    checkpoint = checkpoint if seen is None else with_pictures(checkpoint)
     weights = _from_checkpoint(
         weight_table(model.named_parameters(), target.gathers_rows), model, checkpoint, target, plan
     )

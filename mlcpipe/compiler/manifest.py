@@ -139,6 +139,7 @@ def model_info(job: Job) -> ModelInfo:
         draft_heads=getattr(job.checkpoint.draft_head, "heads", 0),
         eagle=job.eagle,
         embedding=job.embedding,
+        vision=job.vision,
         gathered=tuple(name for weight in job.state.weights for name in weight.gathered_arrays()),
     )
 

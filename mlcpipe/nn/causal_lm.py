@@ -18,6 +18,7 @@ from mlcpipe.nn.norm import NormSpec
 from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.rows import rows_of, scaled
 from mlcpipe.nn.step_states import StepStates
+from mlcpipe.nn.tower import Tower
 
 
 class Decoder(nn.Module):
@@ -122,6 +123,7 @@ class CausalLM(LanguageModel):
         super().__init__(facts)
         self.draft_head: DraftHead | None = None
         self.own_head: DraftHead | None = None  # that its checkpoints may have
+        self.tower: Tower | None = None  # for pictures
         self.model = Decoder(
             facts,
             layers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tvm.relax.frontend import nn
@@ -24,7 +25,7 @@ class EncoderSpec:
 
     `gated`: act(gate) * up, else act; `up_first`: the checkpoint's one matrix of both has the rows of up first. Without
     `up_bias` only the last matrix of the MLP has a bias, if `mlp_bias`. Tensors of several names are joined along their
-    rows.
+    rows. Without `quantize` matrices stay in the model's dtype.
     """
 
     hidden_size: int
@@ -38,6 +39,7 @@ class EncoderSpec:
     up_bias: bool = True
     up_first: bool = False
     norm_bias: bool = True
+    quantize: bool = True
     qkv: tuple[str, ...] = ()
     out: tuple[str, ...] = ()
     up: tuple[str, ...] = ()
@@ -53,11 +55,12 @@ class EncoderLayer(nn.Module):
         self.attention = AttentionSpec(hidden, spec.num_heads, spec.num_heads, hidden // spec.num_heads, window=window)
         self.act = activation(spec.act)
         width = spec.intermediate_size * (2 if spec.gated else 1)
-        self.qkv = _named(Linear(hidden, 3 * hidden, spec.attention_bias), *spec.qkv)
-        self.out = _named(Linear(hidden, hidden, spec.attention_bias), *spec.out)
+        kept: dict[str, Any] = {"quantize": spec.quantize}
+        self.qkv = _named(Linear(hidden, 3 * hidden, spec.attention_bias, **kept), *spec.qkv)
+        self.out = _named(Linear(hidden, hidden, spec.attention_bias, **kept), *spec.out)
         order = np.roll(np.arange(width, dtype=np.int32), spec.intermediate_size) if spec.up_first else None
-        self.up = _named(Linear(hidden, width, spec.mlp_bias and spec.up_bias, order=order), *spec.up)
-        self.down = _named(Linear(spec.intermediate_size, hidden, spec.mlp_bias), *spec.down)
+        self.up = _named(Linear(hidden, width, spec.mlp_bias and spec.up_bias, order=order, **kept), *spec.up)
+        self.down = _named(Linear(spec.intermediate_size, hidden, spec.mlp_bias, **kept), *spec.down)
         self.attention_norm, self.mlp_norm = (
             _named(LayerNorm(hidden, spec.eps, spec.norm_bias), name) for name in spec.norms
         )
@@ -88,11 +91,14 @@ class EncoderLayer(nn.Module):
 
 
 class PreNormEncoderLayer(EncoderLayer):
-    """x += attention(norm(x)); x += mlp(norm(x)). The first layer's input is normalized (Warner et al. 2024)."""
+    """x += attention(norm(x)); x += mlp(norm(x)).
 
-    def __init__(self, spec: EncoderSpec, layer: int, window: int | None = None) -> None:
+    Without `first_norm` the first layer's input is normalized already (Warner et al. 2024).
+    """
+
+    def __init__(self, spec: EncoderSpec, layer: int, window: int | None = None, *, first_norm: bool = False) -> None:
         super().__init__(spec, layer, window)
-        if layer == 0:
+        if layer == 0 and not first_norm:
             self.attention_norm = None
 
     def forward(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:

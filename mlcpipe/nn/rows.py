@@ -19,6 +19,16 @@ def rows_of(x: te.Tensor, indices: te.Tensor) -> te.Tensor:
     return te.compute((indices.shape[0], x.shape[1]), lambda i, j: x[row(i), j], name="rows")
 
 
+def rows_instead(x: te.Tensor, others: te.Tensor, places: te.Tensor) -> te.Tensor:
+    """x [m, hidden], where places i32[m] is not negative row places[i] of `others` f32[e, hidden], at most the last."""
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        at = tirx.max(tirx.min(places[i].astype("int64"), others.shape[0] - 1), 0)
+        return tirx.if_then_else(places[i] < 0, x[i, j], others[at, j].astype(x.dtype))
+
+    return te.compute(x.shape, element, name="rows_instead")
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """x times a constant."""
     return x if factor == 1.0 else op.multiply(x, Tensor.from_scalar(factor, x.dtype))

@@ -14,12 +14,13 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import step_states
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.rows import columns, rows_of, write_rows
+from mlcpipe.nn.rows import columns, rows_instead, rows_of, write_rows
 
 
 def functions(model: CausalLM) -> dict[str, Callable[..., Any]]:
     """The functions by name, without those of its draft head."""
-    return {function.__name__: partial(function, model) for function in _FUNCTIONS}
+    made: dict[str, Callable[..., Any]] = {function.__name__: partial(function, model) for function in _FUNCTIONS}
+    return made if model.tower is None else made | {"encode_picture": model.tower.encode_picture}
 
 
 def decode(model: CausalLM, tokens: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]) -> Tensor:
@@ -32,6 +33,18 @@ def prefill(
 ) -> Tensor:
     """tokens i32[n] of prompts -> logits f32[r, vocab] of the rows i32[r], which are written to `logits`."""
     return model.logits(_hidden(model, tokens, step, states, prefill_rows=True, wanted=rows)[-1])
+
+
+def prefill_pictures(
+    model: CausalLM, tokens: Tensor, places: Tensor, pictures: Tensor, rows: Tensor, step: Tensor, logits: Tensor,
+    states: list[Tensor],
+) -> Tensor:  # fmt: skip
+    """As `prefill`, of prompts with pictures: where places i32[n] is not negative it is the row of `pictures` f32[e,
+    hidden] that stands for the token's embedding.
+    """
+    return model.logits(
+        _hidden(model, tokens, step, states, prefill_rows=True, wanted=rows, others=(pictures, places))[-1]
+    )
 
 
 def decode_hidden(
@@ -54,7 +67,7 @@ def copy_pages(model: CausalLM, pairs: list[Tensor], states: list[Tensor]) -> li
     return step_states.copy_pages(model, pairs, states)
 
 
-_FUNCTIONS = (decode, prefill, decode_hidden, prefill_hidden, copy_pages)
+_FUNCTIONS = (decode, prefill, prefill_pictures, decode_hidden, prefill_hidden, copy_pages)
 
 
 def _kept(
@@ -75,9 +88,13 @@ def _hidden(
     prefill_rows: bool,
     kept: Sequence[int] = (),
     wanted: Tensor | None = None,
+    others: tuple[Tensor, Tensor] | None = None,
 ) -> list[Tensor]:
     kv = step_states.StepStates(model, model.states(), step, states, prefill_rows)
-    rows: list[Tensor] = model.model(model.embed(tokens), kv, kept, tokens, wanted)
+    x = model.embed(tokens)
+    if others is not None:
+        x = op.tensor_expr_op(rows_instead, "rows_instead", [x, *others])
+    rows: list[Tensor] = model.model(x, kv, kept, tokens, wanted)
     return rows
 
 
@@ -100,6 +117,12 @@ def specs(model: CausalLM) -> dict[str, Any]:
             "$": {"param_mode": "none", "effect_mode": "none"},
         },
     }
+    if model.tower is not None:
+        pictures = {
+            "places": tensor(["n"], "int32"),
+            "pictures": tensor(["e", model.facts.hidden_size], "float32"),
+        }
+        forwards |= {"prefill_pictures": {**forwards["prefill"], **pictures}, **model.tower.spec()}
     head = model.draft_head
     if head is None:
         return forwards

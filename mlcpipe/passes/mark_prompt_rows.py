@@ -13,7 +13,8 @@ from tvm import relax, tirx
 from mlcpipe.passes.lowering import Lowering, Rebuild, rebuild, tir_op
 from tir_schedules.op import with_facts
 
-PROMPT_TOKENS = "n"  # the size from which every dimension of a prompt's tokens is computed
+# The sizes from which every dimension of a prompt's tokens is computed, and of a picture's patches.
+PROMPT_TOKENS = ("n", "t")
 # Operations whose arithmetic may differ by kind.
 _KINDS = {
     "cpu": ("matmul", "gated_matmul"),
@@ -50,4 +51,4 @@ def mark_prompt_rows(state: Lowering) -> Lowering:
 
 def _has_prompt_tokens(size: tirx.PrimExpr) -> bool:
     """Whether a size depends on the number of a prompt's tokens."""
-    return any(var.name == PROMPT_TOKENS for var in tvm.tirx.analysis.undefined_vars(size))
+    return any(var.name in PROMPT_TOKENS for var in tvm.tirx.analysis.undefined_vars(size))

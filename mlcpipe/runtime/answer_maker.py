@@ -14,6 +14,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.answer_reader import AnswerReader, CallingText, Reading
 from mlcpipe.runtime.generation import Generation
 from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.runtime.pictures import marked, read_pictures, with_rows
 from mlcpipe.runtime.response_format import ResponseFormat, form_of
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer
@@ -30,6 +31,7 @@ from mlcpipe.runtime.text.thinking import thinking_variables, thoughts_after
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.tool_calling import ToolCalling
 from mlcpipe.runtime.tools import ToolLike, choice_of, with_arguments, with_calls
+from mlcpipe.vision.processors.picture import Picture
 
 Message = Mapping[str, Any]
 
@@ -81,14 +83,16 @@ class AnswerMaker:
         self, messages: Sequence[Message], sampling: SamplingParams, asked: Asked
     ) -> tuple[Generation, Answer]:
         """The answer to a conversation, before it begins."""
-        check_messages(messages)
+        plain, sources = marked(messages)
+        check_messages(plain)
         calling = self._calling
         choice = choice_of(asked.tools or (), asked.tool_choice, parallel=asked.parallel_tool_calls)
         harmony = calling.style.channels
-        given = [with_arguments(with_calls(one, f"messages[{index}]")) for index, one in enumerate(messages)]
+        given = [with_arguments(with_calls(one, f"messages[{index}]")) for index, one in enumerate(plain)]
         prepared, variables = calling.style.prepare(without_thoughts(given) if harmony else given, choice.tools)
         template = self.tokenizer.chat_template(self.tokenizer.template_name(variables.get("tools")))
-        check_roles(messages, template)
+        check_roles(plain, template)
+        pictures = self.pictures(sources)
         variables |= thinking_variables(template, asked.thinking)
         tokens = self.tokenizer.encode_chat(prepared, allow_control_tokens=asked.allow_control_tokens, **variables)
         thinking = thoughts_after(self.tokenizer, template.source, tokens)
@@ -101,8 +105,14 @@ class AnswerMaker:
                 one_call=not choice.parallel,
             )  # fmt: skip
         return self._prepared(
-            tokens, sampling, asked.stop, asked.max_tokens, harmony=harmony, grammar=grammar, reading=reading
-        )
+            with_rows(tokens, pictures, self.tokenizer), sampling, asked.stop, asked.max_tokens, harmony=harmony,
+            grammar=grammar, reading=reading, pictures=pictures,
+        )  # fmt: skip
+
+    def pictures(self, sources: Sequence[tuple[str, Any]]) -> list[Picture]:
+        """What `marked` found, ready for the model. Raises UsageError."""
+        bundle = self.model.bundle
+        return read_pictures(sources, bundle.manifest.model.vision, bundle.context_length)
 
     def continuation(
         self,
@@ -138,6 +148,7 @@ class AnswerMaker:
         harmony: bool = False,
         grammar: Grammar | None = None,
         reading: Reading | None = None,
+        pictures: Sequence[Picture] = (),
     ) -> tuple[Generation, Answer]:
         """An answer, its arguments checked, and how its tokens become chunks."""
         if not prompt:
@@ -147,7 +158,7 @@ class AnswerMaker:
         shifts = self.loop.context_shift
         if not shifts:
             self.model.check_fits(len(prompt) + 1)
-        prompt = self.model.token_ids(prompt).tolist()
+        prompt = prompt if pictures else self.model.token_ids(prompt).tolist()
         tokenizer: Tokenizer | None = None
         text: TextStream | HarmonyText | CallingText | None = None
         eos: frozenset[int] = frozenset()
@@ -164,7 +175,7 @@ class AnswerMaker:
         sampling.check_bias(self.model.bundle.manifest.model.vocab_size)
         request = Request(
             prompt, min(max_tokens or room, room), sampling, stop_ids=eos, logprobs=sampling.logprobs or None,
-            grammar=grammar, adapter=self.model.adapter,
+            grammar=grammar, adapter=self.model.adapter, pictures=pictures,
         )  # fmt: skip
         kept = without_dropped(prompt, tokens_to_drop(len(prompt), self.model.bundle.context_length))
         generation = Generation(self.model.bundle.manifest, len(kept), text, tokenizer, self.load_s)

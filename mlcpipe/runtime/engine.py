@@ -202,6 +202,8 @@ class Engine:
         model = self._model
         model.check_savable()
         with self._loop.turn():
+            if any(token < 0 for token in model.tokens):
+                raise UsageError("a chat with pictures is not saved", next_step="save one of text")
             write_chat(Path(path), self.manifest, model.tokens, model.prompt_tokens, model.saved_states(), chat)
 
     def load(self, path: str | Path) -> dict[str, Any] | None:
@@ -272,7 +274,9 @@ class Engine:
 
         Args:
             messages: objects with `role` and `content`. A control token that is written in one, such as `<|im_end|>`,
-                is text.
+                is text. Content may be a list of `{"type": "text", "text": …}` and, for models that see, pictures
+                `{"type": "image", "image": …}`: a path, the bytes of a JPEG, PNG, WebP or GIF, a PIL.Image, or an
+                array uint8 [height, width, channels].
             sampling: how tokens are sampled; None is `default_sampling`.
             stop: strings that end the answer, which lacks them.
             max_tokens: of the answer; None is as many as the context has room for.

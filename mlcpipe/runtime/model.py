@@ -26,6 +26,7 @@ from mlcpipe.runtime.serving.executor import Forward
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence, State
 from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
+from mlcpipe.vision.processors.picture import Picture
 
 # Of the logits that one call gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
 _LOGITS_BYTES = 64 << 20
@@ -159,10 +160,13 @@ class LoadedModel:
         flat: NDArray[np.float32] = self._read(self._logits).reshape(-1)
         return flat
 
-    def all_logits(self, tokens: abc.Sequence[int]) -> NDArray[np.float32]:
-        """Logits f32[len(tokens), V] after each token of a new sequence, which is forgotten afterwards."""
+    def all_logits(self, tokens: abc.Sequence[int], pictures: abc.Sequence[Picture] = ()) -> NDArray[np.float32]:
+        """Logits f32[len(tokens), V] after each token of a new sequence, which is forgotten afterwards.
+
+        Negative tokens are rows of `pictures`, as `mlcpipe.runtime.pictures.with_rows` has them.
+        """
         rows, begin = np.empty((len(tokens), self._info.vocab_size), np.float32), 0
-        for part in self.logit_parts(tokens):
+        for part in self.logit_parts(tokens, pictures=pictures):
             rows[begin : begin + len(part)] = part
             begin += len(part)
         return rows
@@ -173,15 +177,19 @@ class LoadedModel:
         return min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * self._info.vocab_size)))
 
     def logit_parts(
-        self, tokens: abc.Sequence[int], begin: int = 0, rows: int | None = None
+        self,
+        tokens: abc.Sequence[int],
+        begin: int = 0,
+        rows: int | None = None,
+        pictures: abc.Sequence[Picture] = (),
     ) -> Iterator[NDArray[np.float32]]:
         """Logits f32[m, V] after each token from `begin` on of a new sequence, which is forgotten afterwards.
 
         m is `max_logit_rows`, or less: `rows`, or the rest. Each part is valid until the next one.
         """
         self.check_fits(len(tokens))
-        ids = self.token_ids(tokens).tolist()
-        sequence, pool = self._begun(ids), self.core.scheduler.pool
+        ids = list(tokens) if pictures else self.token_ids(tokens).tolist()
+        sequence, pool = self._begun(ids, pictures), self.core.scheduler.pool
         try:
             for chunk in _split(ids[:begin], self._info.prefill_chunk):
                 self._append(sequence, len(chunk), partial(self._prefill, sequence, chunk))
@@ -217,9 +225,12 @@ class LoadedModel:
             raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab - 1}", found=_summary(ids))
         return ids.astype(np.int32)
 
-    def _begun(self, tokens: list[int]) -> Sequence:
+    def _begun(self, tokens: list[int], pictures: abc.Sequence[Picture] = ()) -> Sequence:
         """A new sequence with this prompt, which the scheduler does not know."""
-        request = ScheduledRequest(tuple(tokens), 1, adapter=self.adapter, redraws=True, parks=True)
+        request = ScheduledRequest(
+            tuple(tokens), 1, adapter=self.adapter, redraws=True, parks=True,
+            pictures={one.number: one for one in pictures},
+        )  # fmt: skip
         sequence = self.core.scheduler.pool.sequence(-1, request)
         sequence.state = State.ENDED
         return sequence

@@ -107,6 +107,7 @@ class Admission:
         if len(self.parked) == MOST_PARKED:
             self.unpark()
         self.parked.append(sequence)
+        self._blocked = None  # its pages may be taken
 
     def unpark(self, but: Sequence | None = None) -> bool:
         """Release the pages of the sequence that was parked first, except this one; False if there is none."""

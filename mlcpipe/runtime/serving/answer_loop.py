@@ -104,10 +104,10 @@ class AnswerLoop:
         matcher = None if request.grammar is None else request.grammar.matcher()
         rules = None
         if request.rules is not None and not request.rules.neutral:
-            rules = partial(RowRules, request.rules, request.sampling, request.tokens, request.stop_ids)
-        answer = Answer(stream, Row(request.sampling, request.tokens, matcher, rules), time.monotonic())
+            rules = partial(RowRules, request.rules, request.sampling, request.ids, request.stop_ids)
+        answer = Answer(stream, Row(request.sampling, request.ids, matcher, rules), time.monotonic())
         if self._drafts:
-            row, drafts = answer.row, self._draft_model
+            row, drafts = answer.row, None if request.pictures else self._draft_model  # which sees none
             answer.lookup = lookup = Lookup(request.prediction or (), row.allowed, request.stop_ids)
             answer.drafter = lookup if drafts is None else ModelDrafter(drafts, lookup, row)
         return answer
@@ -139,6 +139,7 @@ class AnswerLoop:
                     redraws=answer.row.matcher is not None or self._parks,
                     parks=self._parks,
                     scored=request.prompt_logprobs is not None,
+                    pictures={one.number: one for one in request.pictures},
                 )
             )
         except MlcpipeError as error:
@@ -207,6 +208,7 @@ class AnswerLoop:
                     answer.queued_s = step.planned - answer.came_s
         self._core.copy_pages(step)
         self._computing = True
+        self._core.encode_pictures(step)
         if self._parks and step.prefill:
             with interruptible(self._core.bundle.library.module, sum(rows.rows for rows in step.prefill)):
                 computed = self._core.forward(step, self.wake)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import abc
 from collections.abc import Callable, Iterator
@@ -108,6 +109,13 @@ class Core:
         self.scheduler = Scheduler(pool, tree, self._cost, self.limits)
         if self._swap_bytes:
             self.scheduler.admission.swap = Swap(self.executor, tree, self._cost, self._swap_bytes)
+
+    def encode_pictures(self, step: Step) -> None:
+        """Have the rows of pictures that a step's prompts need, before `forward`; its time is none of the step's."""
+        if self.executor.pictures is not None and any(one.sequence.request.pictures for one in step.prefill):
+            began = time.monotonic()
+            self.executor.pictures.encode(step.prefill)
+            step.planned += time.monotonic() - began
 
     def compute(self, step: Step, take: Callable[[Drawn], None] = lambda drawn: None) -> list[int]:
         """The tokens of a step for `Scheduler.settle`; accepted ones are passed to `take` first."""

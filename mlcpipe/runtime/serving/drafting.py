@@ -113,7 +113,8 @@ class Lookup:
     """Finds the last tokens of an answer in its prompt, in the answer, or in a text that the client predicts.
 
     What followed there is the draft (prompt lookup decoding, Saxena 2023). How often a match of a length was right
-    is learned from every token, drafted or not. `allowed` says how many tokens of a draft a grammar allows.
+    is learned from every token, drafted or not. `allowed` says how many tokens of a draft a grammar allows. Negative
+    tokens, which are rows of pictures, are in no draft.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Lookup:
             found = predicted
         self._begins, self._match = False, match
         guess = found.tokens[at : at + MOST_DRAFTED] if match else []
-        end = next((at for at, token in enumerate(guess) if token in self._stops), len(guess))
+        end = next((at for at, token in enumerate(guess) if token in self._stops or token < 0), len(guess))
         self._guess = guess[: self._allowed(guess[:end])] if end else []
         return Draft(self._guess, self._rates[match])
 

@@ -20,6 +20,7 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import AdapterStore
 from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_spans
 from mlcpipe.runtime.serving.page_pool import PageCopy
+from mlcpipe.runtime.serving.picture_rows import PictureRows
 from mlcpipe.runtime.serving.sequence import Sequence
 from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
 from mlcpipe.runtime.serving.token_tables import TokenTables
@@ -84,6 +85,9 @@ class Executor:
             self._tables = TokenTables(bundle)
             self._begin = step_threads(bundle.library.module if self._device.on_host else None)
             self._decode_ids, self._decode_step = Reused(self._device, "int32"), Reused(self._device, "int32")
+        self.pictures: PictureRows | None = None
+        if bundle.manifest.model.vision is not None:
+            self.pictures, self._prefill_pictures = PictureRows(bundle), vm["prefill_pictures"]
         self._step = StepBuffer()
         self.hidden: Any = None
         self.hidden_of_prompts: Any = None
@@ -178,9 +182,14 @@ class Executor:
 
         Those of all rows of scored sequences follow.
         """
-        tokens = np.concatenate(
-            [np.array(one.sequence.tokens[one.begin : one.begin + one.rows], np.int32) for one in rows]
-        )
+        seen: tuple[Any, ...] = ()
+        if self.pictures is not None and any(one.sequence.request.pictures for one in rows):
+            tokens, *seen_rows = self.pictures.inputs(rows)
+            seen = tuple(map(self._device.tensor, seen_rows))
+        else:
+            tokens = np.concatenate(
+                [np.array(one.sequence.tokens[one.begin : one.begin + one.rows], np.int32) for one in rows]
+            )
         ends = np.cumsum([one.rows for one in rows])
         wanted = np.array([end - 1 for end, one in zip(ends, rows) for _ in one.drawing], np.int32)
         scored = [np.arange(end - one.rows, end) for end, one in zip(ends, rows) if one.sequence.request.scored]
@@ -199,6 +208,8 @@ class Executor:
             launch = partial(self._adapted, -1, self._prefill_adapted, ids, step, logits, params)
             return Forward(launch, None)
         function = self._prefill
+        if seen:
+            ids, function = (ids[0], *seen, ids[1]), self._prefill_pictures
         if self.hidden_of_prompts is not None and not all_rows:
             self.prompt_hidden_rows = _rows_of((one.sequence, one.begin, one.rows) for one in rows)
             width = self.hidden_of_prompts.shape[1]

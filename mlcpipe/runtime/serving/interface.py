@@ -19,6 +19,7 @@ from mlcpipe.runtime.sampling_params import CacheMiss, SamplingParams
 from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter
 from mlcpipe.runtime.serving.grammar import Grammar
 from mlcpipe.runtime.token_rules import TokenRules
+from mlcpipe.vision.processors.picture import Picture
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
 Wake = Callable[["Sequence[Stream]"], None]
@@ -36,7 +37,7 @@ class OverloadedError(ResourceError):
 class Request:
     """A prompt, and how to answer it.
 
-    tokens      the prompt, one id or more
+    tokens      the prompt, one id or more; negative ones stand for rows of `pictures`
     max_tokens  most tokens of the answer; the context may end it earlier
     sampling    how tokens are sampled; its `logprobs` is not read
     stop_ids    tokens that end the answer with "stop"; they are in the events
@@ -50,6 +51,7 @@ class Request:
     adapter     from the engine's `load_adapter`, or None for the model without one
     rules       about tokens, beyond `sampling`, or None
     prompt_logprobs  None, or how many alternatives each token of the prompt reports; such a prompt is computed whole
+    pictures    those in the prompt
     """
 
     tokens: list[int]
@@ -66,6 +68,14 @@ class Request:
     adapter: Adapter | None = None
     rules: TokenRules | None = None
     prompt_logprobs: int | None = None
+    pictures: Sequence[Picture] = ()
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt's tokens of the vocabulary: those of pictures are the token that stands for one."""
+        if not self.pictures:
+            return self.tokens
+        return [token if token >= 0 else self.pictures[0].info.token for token in self.tokens]
 
 
 class PromptLogprob(NamedTuple):
@@ -176,7 +186,7 @@ class EngineStats:
 
 def check_request(request: Request, context_length: int, vocab_size: int, *, shifts: bool = False) -> None:
     """Raises UsageError for a request that cannot be computed; with `shifts` a prompt may exceed the context."""
-    ids = request.tokens
+    ids = request.ids
     wrong = [token for token in ids if not isinstance(token, int) or not 0 <= token < vocab_size]
     if wrong or not ids:
         expected = f"one or more integers from 0 to {vocab_size - 1}"
@@ -190,6 +200,10 @@ def check_request(request: Request, context_length: int, vocab_size: int, *, shi
         )
     if request.max_tokens < 1:
         raise UsageError("max_tokens", expected="an integer from 1", found=request.max_tokens)
+    if request.pictures and request.adapter is not None:
+        raise UsageError("an adapter sees no pictures", found=request.adapter.name, next_step="send text only")
+    if request.pictures and request.prompt_logprobs is not None:
+        raise UsageError("prompts with pictures have no logprobs", next_step="send text only, or leave them out")
     request.sampling.check_bias(vocab_size)
     if request.prompt_logprobs is not None and len(ids) >= context_length:
         raise UsageError("prompt_logprobs", expected=f"a prompt of less than {context_length} tokens", found=len(ids))

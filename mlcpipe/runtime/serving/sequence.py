@@ -18,6 +18,7 @@ from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
     from mlcpipe.runtime.serving.adapters import Adapter
+    from mlcpipe.vision.processors.picture import Picture
 
 PRIORITIES = (-1, 0, 1)
 _ALL_DECODE = (1 << PAGE) - 1
@@ -27,7 +28,7 @@ _ALL_DECODE = (1 << PAGE) - 1
 class ScheduledRequest:
     """A prompt, and how to continue it.
 
-    tokens         ids of the prompt, one or more
+    tokens         ids of the prompt, one or more; negative ones stand for rows of `pictures`
     max_tokens     of the answer, >= 1
     params         how tokens are sampled; for the executor, nothing here reads it
     stop_ids       ids that end the answer, which includes the one that ended it
@@ -43,6 +44,7 @@ class ScheduledRequest:
     shifts         when the context is full, the answer continues without the tokens that are dropped
     ready          whether its next token can be sampled; steps leave the sequence out until then
     redraws        the row of a token may be computed again, because its mask came late or a step was interrupted
+    pictures       those whose rows are among the tokens, by number (`mlcpipe.vision.processors.picture`)
     parks          after the answer its pages stay until others need them, also the last one, for the next turn
     scored         the forwards of the prompt give logits of all its rows; its namespace is its own
 
@@ -66,6 +68,7 @@ class ScheduledRequest:
     redraws: bool = False
     parks: bool = False
     scored: bool = False
+    pictures: abc.Mapping[int, Picture] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.tokens:

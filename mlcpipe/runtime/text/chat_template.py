@@ -214,6 +214,8 @@ def _check_content(content: object, where: str) -> None:
         raise UsageError(where, expected="text, or a list of text parts", found=type(content).__name__)
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if isinstance(part, Mapping) and part == {"type": "image"}:  # a picture, which the caller has
+            continue
         if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
             raise UsageError(
                 f"{where}[{index}]",

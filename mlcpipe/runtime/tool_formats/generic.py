@@ -51,7 +51,7 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 def _text(message: dict[str, Any]) -> str:
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
 
 
 GENERIC = Generic()

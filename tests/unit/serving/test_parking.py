@@ -62,6 +62,14 @@ def test_others_take_the_pages_of_the_one_that_was_parked_first() -> None:
     assert simulation.pool.counts()[0].used == 0
 
 
+def test_a_prompt_that_did_not_fit_beside_an_answer_starts_when_that_one_parks() -> None:
+    rng = random.Random(6)
+    simulation = Simulation((PageGroup(33),), Limits(512, prefill_chunk=512))
+    first, second = (turn(simulation, words(rng, 356), 1) for _ in range(2))
+    simulation.run()
+    assert [one.answer for one in (first, second)] == [1, 1]
+
+
 def test_a_cancelled_answer_parks_and_one_with_an_error_does_not() -> None:
     rng = random.Random(6)
     simulation = Simulation((PageGroup(64),), Limits(400))

@@ -1,0 +1,70 @@
+"""A tower: patches of a picture become rows beside a text's embeddings, in a function of the model's library."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.states import State
+from mlcpipe.nn.attention_spec import AttentionSpec
+from mlcpipe.nn.encoder_layer import EncoderLayer
+from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
+from mlcpipe.nn.rows import write_rows
+from mlcpipe.nn.step_states import StepStates, argument
+
+
+class Tower(LanguageModel):
+    """`model` is called as model(patches [m, numbers], places i32[m], kv) -> [m, hidden], `projector` makes rows of it.
+
+    A row is made of `info.merged` patches, which follow each other. The patches of a call attend to each other; keys
+    and values are in pages only during a layer. No decode step reads the weights. `facts` are those of the layers.
+    """
+
+    def __init__(self, facts: ModelFacts, body: nn.Module, projector: nn.Module, info: VisionInfo) -> None:
+        super().__init__(facts)
+        self.model, self.projector, self.info = body, projector, info
+        for param in (*body.parameters(), *projector.parameters()):
+            param.attrs["reads"] = Fraction(0)
+
+    def attentions(self) -> list[AttentionSpec]:
+        """As `LanguageModel.attentions`."""
+        return [layer.attention for layer in blocks_of(self.model, EncoderLayer)]
+
+    def states(self) -> list[State]:
+        """One state for all layers: a layer's keys and values are not needed after it."""
+        return [self.attention_state(self.attentions()[0], "tower", *range(self.facts.num_layers))]
+
+    def described(self) -> VisionInfo:
+        """For the manifest, once the dtypes are set."""
+        return self.info.model_copy(update={"page_bytes": self.states()[0].unit_bytes})
+
+    def encode_picture(
+        self, patches: Tensor, places: Tensor, step: Tensor, rows: Tensor, states: list[Tensor]
+    ) -> Tensor:
+        """patches f32[t, merged * numbers] and places i32[t, merged] -> f32[t, width], written to `rows`.
+
+        `step` and `states` are those of `StepStates`, of one sequence with t * merged rows.
+        """
+        kv, t, merged = StepStates(self, self.states(), step, states, True, True), patches.shape[0], self.info.merged
+        x = op.reshape(patches, (t * merged, self.info.numbers))
+        x = x if x.dtype == self.dtype else op.astype(x, self.dtype)
+        x = self.model(x, op.reshape(places, (t * merged,)), kv)
+        return write_rows([self.projector(op.reshape(x, (t, merged * self.facts.hidden_size)))], rows)
+
+    def spec(self) -> dict[str, Any]:
+        """Argument specifications of `encode_picture`, for `nn.Module.export_tvm`."""
+        tensor, info = nn.spec.Tensor, self.info
+        return {
+            "encode_picture": {
+                "patches": tensor(["t", info.merged * info.numbers], "float32"),
+                "places": tensor(["t", info.merged], "int32"),
+                "step": tensor(["k"], "int32"),
+                "rows": tensor(["t", info.width], "float32"),
+                "states": argument(self.states()),
+                "$": {"param_mode": "plain", "effect_mode": "none"},
+            }
+        }

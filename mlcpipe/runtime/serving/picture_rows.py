@@ -1,0 +1,99 @@
+"""The rows that stand for pictures in prompts: a tower makes them a tile at a time, and the last ones are kept."""
+
+from __future__ import annotations
+
+import importlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+
+from mlcpipe.bundle.memory import PICTURE_ROWS_BYTES
+from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.errors import ComputeError
+from mlcpipe.runtime.loading import LoadedBundle
+from mlcpipe.runtime.serving.batch import Span, StepBuffer
+from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
+from mlcpipe.runtime.serving.step import PrefillRows
+from mlcpipe.vision.processors.picture import Floats, Ints, Picture, picture_row
+from tir_schedules.step_layout import PAGE
+
+
+class PictureRows:
+    """A bundle's tower, and its rows of the tiles that were needed last, by the hash of their picture.
+
+    A tile is one call, always of the same size, so that its rows have the same bits whatever is computed beside it.
+    """
+
+    def __init__(self, bundle: LoadedBundle) -> None:
+        info = bundle.manifest.model.vision
+        assert info is not None
+        self.info, self._device, self._bundle = info, bundle.device, bundle
+        self._encode = bundle.library.vm["encode_picture"]
+        self._patches = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}").patches
+        self._kept: OrderedDict[tuple[int, int], Floats] = OrderedDict()
+        self._most = max(1, PICTURE_ROWS_BYTES // (4 * info.rows * info.width))  # tiles
+        self.encoded = 0  # tiles since the start
+        count = info.rows * info.merged
+        pages = -(-count // PAGE)
+        one = Sequence(0, ScheduledRequest((0,) * count, 1), [array("i", range(pages))], [0])
+        self._step = StepBuffer().fill([Span(one, 0, count)])
+        with self._device.errors():
+            handle = self._device.handle
+            self._pages = tvm_ffi.convert([tvm_runtime.empty((pages, info.page_bytes), "int8", handle)])
+            self._out = tvm_runtime.empty((info.rows, info.width), "float32", handle)
+
+    def encode(self, rows: Iterable[PrefillRows]) -> None:
+        """Compute the tiles that a prefill needs and that are not kept."""
+        for one in rows:
+            for token in _tokens(one):
+                if token < 0:
+                    self._row(one.sequence, token)
+
+    def inputs(self, rows: Iterable[PrefillRows]) -> tuple[Ints, Ints, Floats]:
+        """For n tokens of a prefill: ids i32[n], which of the rows they are i32[n] (-1: none), the rows f32[e, width].
+
+        There is at least one row: kernels take no empty tensors.
+        """
+        given = list(chain.from_iterable(_tokens(one) for one in rows))
+        ids = np.array([token if token >= 0 else self.info.token for token in given], np.int32)
+        places, found = np.full(len(given), -1, np.int32), list[Floats]()
+        for at, (sequence, token) in enumerate((one.sequence, t) for one in rows for t in _tokens(one)):
+            if token < 0:
+                places[at] = len(found)
+                found.append(self._row(sequence, token))
+        return ids, places, np.stack(found) if found else np.zeros((1, self.info.width), np.float32)
+
+    def _row(self, sequence: Sequence, token: int) -> Floats:
+        number, row = picture_row(token)
+        tile, at = divmod(row, self.info.rows)
+        if (rows := self._kept.get((number, tile))) is None:
+            rows = self._encoded(sequence.request.pictures[number], tile)
+            self._kept[number, tile] = rows
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end((number, tile))
+        kept: Floats = rows[at]
+        return kept
+
+    def _encoded(self, picture: Picture, tile: int) -> Floats:
+        self.encoded += 1
+        patches, places = self._patches(picture.tiles[tile], self.info)
+        device = self._device
+        with device.errors():
+            inputs: list[NDArray[np.float32] | Ints] = [patches, places, self._step]
+            self._encode(*map(device.tensor, inputs), self._out, self._pages, self._bundle.params)
+            rows: Floats = tvm_runtime.array(device.read(self._out)).copy()
+        if not np.isfinite(rows).all():
+            raise ComputeError(
+                "the tower computed numbers that are not finite", next_step="get the checkpoint again and compile it"
+            )
+        return rows
+
+
+def _tokens(one: PrefillRows) -> list[int]:
+    return one.sequence.tokens[one.begin : one.begin + one.rows]

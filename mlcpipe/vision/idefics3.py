@@ -1,0 +1,95 @@
+"""Idefics3 (Laurencon et al. 2024) and SmolVLM (Marafioti et al. 2025): SigLIP, pixel shuffle, one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
+
+from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.config import Fields
+from mlcpipe.nn.linear import Linear
+from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.siglip import siglip
+
+_WHERE = "preprocessor_config.json"
+_MOST_PIXELS = 4096  # of a side, after the first resizing
+_FLAGS = ("do_resize", "do_image_splitting")
+# Fields with the values that change nothing here; those of the files' own names, kinds and types do not count.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "do_convert_rgb": (True, None),
+    "do_rescale": (True, None),
+    "do_normalize": (True, None),
+    "do_pad": (True, None),
+    "do_center_crop": (False, None),
+    "rescale_factor": (1 / 255, None),
+    "input_data_format": (None,),
+    "data_format": ("channels_first", None),
+}
+
+
+def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
+    """The tower of config.json, for tiles of preprocessor_config.json. Raises ConfigError for unsupported fields."""
+    fields = Fields(config)
+    facts, body = siglip(Fields(fields.table("vision_config"), "config.json vision_config"), str(config["model_type"]))
+    width = Fields(fields.table("text_config"), "config.json text_config").integer("hidden_size", 4096)
+    scale = fields.integer("scale_factor", 2, high=64)
+    settings = _settings(preprocessor)
+    side = settings["tile"] // body.patch
+    if side % scale or side != body.side:
+        raise ConfigError(
+            "field max_image_size", where=_WHERE, found=settings["tile"],
+            expected=f"pixels that make {body.side} patches of {body.patch} in a row, a multiple of {scale}",
+        )  # fmt: skip
+    info = VisionInfo(
+        processor="idefics3",
+        settings={**settings, "patch": body.patch, "merge": scale},
+        mean=_channels(preprocessor, "image_mean"),
+        std=_channels(preprocessor, "image_std"),
+        token=fields.integer("image_token_id", 128257, low=0),
+        rows=(side // scale) ** 2,
+        merged=scale * scale,
+        numbers=3 * body.patch**2,
+        width=width,
+        page_bytes=1,
+    )
+    return Tower(facts, body, _Connector(scale * scale * facts.hidden_size, width), info)
+
+
+def _settings(preprocessor: Mapping[str, Any]) -> dict[str, int]:
+    """The settings of a preprocessor_config.json. Raises ConfigError for a field that is not honoured."""
+    fields = Fields(preprocessor, _WHERE)
+    fields.refuse(**_NEUTRAL)
+    tile = Fields(fields.table("max_image_size"), f"{_WHERE} max_image_size").integer("longest_edge", 364, high=4096)
+    longest = Fields(fields.table("size"), f"{_WHERE} size").integer("longest_edge", 4 * 364, high=_MOST_PIXELS)
+    for name in ("size", "max_image_size"):
+        if others := set(fields.table(name)) - {"longest_edge"}:
+            raise ConfigError(f"field {name}", where=_WHERE, expected="longest_edge alone", found=sorted(others)[0])
+    settings: dict[str, int] = {"tile": tile, "longest": longest}
+    settings["resample"] = fields.integer("resample", 1, low=0, high=5)
+    settings |= {name: int(fields.flag(name, True)) for name in _FLAGS}
+    return settings
+
+
+def _channels(preprocessor: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    fields = Fields(preprocessor, _WHERE)
+    return tuple(fields.numbers(name, 3)) if fields.get(name) is not None else (0.5, 0.5, 0.5)
+
+
+class _Connector(nn.Module):
+    """modality_projection.proj, named as in the checkpoint: rows of scale * scale patches, row by row, to one."""
+
+    def __init__(self, in_features: int, width: int) -> None:
+        self.modality_projection = _Projection(in_features, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[t, scale * scale * hidden] -> [t, width]."""
+        return self.modality_projection.proj(x)
+
+
+class _Projection(nn.Module):
+    def __init__(self, in_features: int, width: int) -> None:
+        self.proj = Linear(in_features, width, quantize=False)

@@ -1,0 +1,85 @@
+"""A stranger's file to pixels: Pillow's decoders of four formats, bounded before they run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlcpipe.errors import UsageError, last_line
+from mlcpipe.support.files import read_bounded
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # of a GIF or an animated WebP the first frame
+MAX_BYTES = 32 << 20
+MAX_PIXELS = 64 << 20  # four bytes each are 256 MiB
+MAX_SIDE = 1 << 15
+
+
+def open_image(source: Any, where: str = "the picture") -> Image.Image:
+    """An RGB image of a path, the bytes of a file, a PIL.Image or an array uint8 [height, width, channels].
+
+    It stands as EXIF says; transparent pixels lie over white, as in transformers. Raises UsageError for everything
+    that is no such picture, and where Pillow is missing.
+    """
+    images = _pillow()
+    if isinstance(source, images.Image):
+        return _upright(where, lambda: source)
+    if isinstance(source, np.ndarray):
+        channels = source.shape[2:] or (1,)
+        if source.dtype != np.uint8 or source.ndim not in (2, 3) or channels[0] not in (1, 3, 4) or not source.size:
+            expected = "an array uint8 [height, width, 1, 3 or 4]"
+            raise UsageError(where, expected=expected, found=f"{source.dtype}{list(source.shape)}")
+        flat = source[..., 0] if channels[0] == 1 and source.ndim == 3 else source
+        return _upright(where, lambda: images.fromarray(np.ascontiguousarray(flat)))
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        if not path.is_file():
+            raise UsageError(where, expected="a path of a file", found=str(source)[:200])
+        source = read_bounded(path, MAX_BYTES, UsageError)
+    if not isinstance(source, (bytes, bytearray, memoryview)):
+        expected = "a path, bytes, a PIL.Image or an array"
+        raise UsageError(where, expected=expected, found=type(source).__name__)
+    if len(source) > MAX_BYTES:
+        raise UsageError(where, expected=f"at most {MAX_BYTES >> 20} MiB", found=f"{len(source) >> 20} MiB")
+    return _upright(where, lambda: images.open(io.BytesIO(source), formats=FORMATS))
+
+
+def _upright(where: str, opened: Callable[[], Image.Image]) -> Image.Image:
+    """The image as its EXIF says, in RGB over white. Raises UsageError."""
+    from PIL import Image, ImageOps
+
+    try:
+        image = opened()
+        width, height = image.size
+        if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
+            raise UsageError(
+                where, expected=f"sides up to {MAX_SIDE} and {MAX_PIXELS >> 20} million pixels",
+                found=f"{width} x {height}", next_step="make it smaller",
+            )  # fmt: skip
+        turned = ImageOps.exif_transpose(image)
+        if "A" in turned.getbands() or turned.info.get("transparency") is not None:
+            turned = turned.convert("RGBA")
+            white = Image.new("RGBA", turned.size, (255, 255, 255, 255))
+            turned = Image.alpha_composite(white, turned)
+        return turned.convert("RGB")
+    except (UsageError, MemoryError):
+        raise
+    except Image.UnidentifiedImageError:
+        names = ", ".join(FORMATS)
+        raise UsageError(f"{where} is in no known format", expected=names, found="other bytes") from None
+    except Exception as error:  # whatever decoders raise for damaged files
+        raise UsageError(f"{where} cannot be read", found=last_line(error)[:200]) from error
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UsageError("pictures need Pillow", next_step='install the extra: pip install "mlcpipe[vision]"') from None
+    return Image

@@ -1,0 +1,102 @@
+"""Idefics3's and SmolVLM's pictures: tiles row by row, and the whole picture in one tile more.
+
+The numbers are those of transformers' `image_processing_pil_idefics3.py`, whose resizing is Pillow's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.vision.processors.picture import Floats, Ints, Picture, normalized
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+def prepare(image: Image.Image, info: VisionInfo) -> Picture:
+    """The tiles of an RGB image."""
+    of = info.settings
+    tile, resample = of["tile"], of["resample"]
+    if of["do_resize"]:
+        image = _resized(image, *_longest_side(image.height, image.width, of["longest"]), resample)
+    rows = columns = 0
+    if of["do_image_splitting"]:
+        image = _resized(image, *_whole_tiles(image.height, image.width, tile), resample)
+        if image.height > tile or image.width > tile:
+            rows, columns = image.height // tile, image.width // tile
+    pixels = np.asarray(image)
+    tiles = [pixels[r * tile : (r + 1) * tile, c * tile : (c + 1) * tile] for r in range(rows) for c in range(columns)]
+    if rows or not of["do_image_splitting"]:
+        image = _resized(image, tile, tile, resample)
+    return Picture(info, (*tiles, np.asarray(image)), _layout(rows, columns, info.rows))
+
+
+def patches(tile: NDArray[np.uint8], info: VisionInfo) -> tuple[Floats, Ints]:
+    """A tile uint8 [size, size, 3] -> patches f32[rows, merged * numbers], and their places i32[rows, merged].
+
+    Patches of a row of the result lie in a square, row by row; a patch is [3, pixel row, pixel column].
+    """
+    of = info.settings
+    patch, merge = of["patch"], of["merge"]
+    side = tile.shape[0] // patch
+    pixels = normalized(tile[: side * patch, : side * patch], info.mean, info.std)
+    parts = pixels.reshape(side // merge, merge, patch, side // merge, merge, patch, 3)
+    rows = parts.transpose(0, 3, 1, 4, 6, 2, 5).reshape(info.rows, info.merged * info.numbers)
+    square = _places(side).reshape(side // merge, merge, side // merge, merge).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(rows), np.ascontiguousarray(square.reshape(info.rows, info.merged))
+
+
+def _places(side: int) -> Ints:
+    """Rows of the table for the patches of a tile, i32[side * side]: fractions of its side, looked up among its own."""
+    step = np.float32(1) / np.float32(side)
+    fractions = np.minimum(np.arange(side, dtype=np.float32) * step, np.float32(1.0 - 1e-6))
+    bounds = np.arange(1 / side, 1.0, 1 / side).astype(np.float32)
+    found = np.searchsorted(bounds, fractions, side="right").astype(np.int32)
+    places: Ints = (found[:, None] * side + found).reshape(-1)
+    return places
+
+
+def _layout(rows: int, columns: int, count: int) -> tuple[str | int, ...]:
+    """Texts, and numbers of rows of the tower's, as they follow each other in a prompt."""
+    parts: list[str | int] = []
+    begin = ""
+    for r in range(rows):
+        for c in range(columns):
+            parts += [f"{begin}<fake_token_around_image><row_{r + 1}_col_{c + 1}>", count]
+            begin = ""
+        begin = "\n"
+    begin += "\n" if rows else ""
+    return (*parts, f"{begin}<fake_token_around_image><global-img>", count, "<fake_token_around_image>")
+
+
+def _longest_side(height: int, width: int, longest: int) -> tuple[int, int]:
+    """(height, width) with a longest side of so many pixels, the other one even."""
+    ratio = width / height
+    if width >= height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2
+    else:
+        height, width = longest, int(longest * ratio)
+        width += width % 2
+    return max(height, 1), max(width, 1)
+
+
+def _whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
+    """(height, width) in whole tiles, at least so large."""
+    ratio = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        return math.ceil(int(width / ratio) / tile) * tile, width
+    height = math.ceil(height / tile) * tile
+    return height, math.ceil(int(height * ratio) / tile) * tile
+
+
+def _resized(image: Image.Image, height: int, width: int, resample: int) -> Image.Image:
+    from PIL import Image as images
+
+    return image.resize((width, height), images.Resampling(resample))

@@ -1,0 +1,59 @@
+"""A picture, made ready for a tower."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.bundle.manifest import VisionInfo
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+_ROW_BITS = 20  # of a row's number in the id that stands for it
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """Its `tiles` uint8 [height, width, 3], each of one call of the tower, and its `layout` in a prompt: texts, and the
+    number of the tower's rows between them.
+    """
+
+    info: VisionInfo
+    tiles: tuple[NDArray[np.uint8], ...]
+    layout: tuple[str | int, ...]
+
+    @cached_property
+    def number(self) -> int:
+        """128 bits of a hash of its pixels and their sizes: equal for equal pictures, whatever they were read from."""
+        found = hashlib.sha256(repr([tile.shape for tile in self.tiles]).encode())
+        for tile in self.tiles:
+            found.update(np.ascontiguousarray(tile).data)
+        return int.from_bytes(found.digest()[:16], "little")
+
+    @property
+    def rows(self) -> int:
+        """Rows that stand for it in a prompt."""
+        return sum(part for part in self.layout if isinstance(part, int))
+
+    def id_of(self, row: int) -> int:
+        """What stands for a row among a prompt's tokens: a negative number, of this picture and row alone."""
+        return ~(self.number << _ROW_BITS | row)
+
+
+def picture_row(token: int) -> tuple[int, int]:
+    """The number of the picture and the row that a negative token stands for."""
+    return ~token >> _ROW_BITS, ~token & (1 << _ROW_BITS) - 1
+
+
+def normalized(pixels: NDArray[np.uint8], mean: Any, std: Any) -> Floats:
+    """pixels uint8 [..., 3] -> f32, (pixels / 255 - mean) / std by channel, rounded as transformers rounds it."""
+    unit = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
+    mean, std = (np.asarray(one, np.float32) for one in (mean, std))
+    table: Sequence[Floats] = [(unit - m) / s for m, s in zip(mean, std)]
+    return np.stack([one[pixels[..., channel]] for channel, one in enumerate(table)], axis=-1)

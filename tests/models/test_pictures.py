@@ -1,0 +1,154 @@
+"""Models that see, against transformers: processors, towers, logits, and answers that do not depend on what is beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="pictures are read by Pillow")
+torch = pytest.importorskip("torch", reason="the references are computed by torch")
+transformers = pytest.importorskip("transformers", reason="the references are transformers models")
+
+from PIL import Image
+
+import mlcpipe
+from mlcpipe.errors import TemplateError, UsageError
+from mlcpipe.runtime.pictures import marked, with_rows
+from tests.conftest import EXACT
+from tests.models import sight
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, mlcpipe.Engine]:
+    """The model of transformers, its checkpoint and an engine."""
+    folder = tmp_path_factory.mktemp("sight")
+    model = sight.write(folder / "checkpoint")
+    (folder / "exact.toml").write_text(EXACT)
+    bundle = mlcpipe.compile(
+        folder / "checkpoint", target=str(folder / "exact.toml"), quantization="q0f32", output=folder / "bundle"
+    )
+    return model, folder / "checkpoint", mlcpipe.Engine(bundle)
+
+
+def user(*parts: Any) -> list[dict[str, Any]]:
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
+def prompt_of(engine: mlcpipe.Engine, messages: Any) -> tuple[list[int], list[Any]]:
+    plain, sources = marked(messages)
+    pictures = engine._maker.pictures(sources)
+    return with_rows(engine.tokenizer.encode_chat(plain), pictures, engine.tokenizer), pictures
+
+
+def processed(checkpoint: Path, messages: Any, images: list[Any]) -> Any:
+    """What transformers' processor makes of them."""
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    processor = Idefics3Processor(
+        Idefics3ImageProcessorPil(**sight.PREPROCESSOR), tokenizer, image_seq_len=9, chat_template=sight.TEMPLATE
+    )
+    text = processor.apply_chat_template(marked(messages)[0], add_generation_prompt=True)
+    return processor(text=[text], images=[[Image.fromarray(one) for one in images]], return_tensors="pt")
+
+
+SIZES = ((60, 96), (31, 17), (200, 301), (1, 400), (48, 48))
+
+
+def test_prompts_and_logits_are_those_of_transformers(seeing: Any) -> None:
+    model, checkpoint, engine = seeing
+    for size, text in zip(SIZES, ("What is it?", "", "<image>?", "aa", "b")):
+        image = sight.noise(*size)
+        messages = user(image, text)
+        tokens, pictures = prompt_of(engine, messages)
+        inputs = processed(checkpoint, user(image, text.replace("<image>", "")), [image])
+        ids = [token if token >= 0 else 258 for token in tokens]
+        if "<" not in text:  # which is text for us, as whatever a message writes
+            assert ids == inputs["input_ids"][0].tolist()
+        with torch.no_grad():
+            expected = model(
+                input_ids=torch.tensor([ids]), pixel_values=inputs["pixel_values"],
+                pixel_attention_mask=inputs["pixel_attention_mask"],
+            ).logits[0].numpy()  # fmt: skip
+        found = engine.model.all_logits(tokens, pictures)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE, err_msg=str(size))
+
+
+def test_rows_are_those_of_the_tower(seeing: Any) -> None:
+    model, checkpoint, engine = seeing
+    image = sight.noise(60, 96)
+    inputs = processed(checkpoint, user(image), [image])
+    with torch.no_grad():
+        features = model.model.get_image_features(inputs["pixel_values"], inputs["pixel_attention_mask"])
+    _, (picture,) = prompt_of(engine, user(image))
+    rows = engine.model.core.executor.pictures
+    assert rows is not None
+    found = np.concatenate([rows._encoded(picture, tile) for tile in range(len(picture.tiles))])
+    np.testing.assert_allclose(found, features.pooler_output[0].numpy(), rtol=0, atol=TOLERANCE)
+
+
+LONG = "a text that fills some pages of the prefix tree, so that what follows can be found " * 2
+
+
+def test_answers_do_not_depend_on_what_is_beside_them(seeing: Any) -> None:
+    """Alone, together, and after others with a prefix: the same bits of probabilities, which differ by picture."""
+    _, _, engine = seeing
+    one, other = sight.noise(60, 96, 1), sight.noise(60, 96, 2)
+    asked = [user(one, LONG, other, "x"), user(other, LONG, one, "x"), user(one, LONG, one, "y"), user(LONG)]
+    options = {"temperature": 0.0, "max_tokens": 6, "logprobs": 2}
+    alone = []
+    for messages in asked:
+        engine.reset()
+        alone.append(engine.chat(messages, **options))
+    assert len({answer.logprobs[0].logprob for answer in alone}) == len(asked)
+    engine.reset()
+    for batch in (asked, asked[::-1]):  # the second time prefixes are found
+        found = engine.chat_batch(batch, **options)
+        expected = alone if batch is asked else alone[::-1]
+        assert [answer.logprobs for answer in found] == [answer.logprobs for answer in expected]
+
+
+def test_a_picture_is_computed_once(seeing: Any) -> None:
+    """For both places in a prompt, and not for the next turn, whose prefix is found as if it were text."""
+    _, _, engine = seeing
+    engine.reset()
+    rows, image = engine.model.core.executor.pictures, sight.noise(40, 96, 3)
+    assert rows is not None
+    rows._kept.clear()
+    before, first = rows.encoded, user(image, LONG, image, "x")
+    answer = engine.chat(first, temperature=0.0, max_tokens=4)
+    tiles = 2 * 1 + 1
+    assert rows.encoded - before == tiles
+    rows._kept.clear()
+    turns = [*first, {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}, *user("more")]
+    again = engine.chat(turns, temperature=0.0, max_tokens=4)
+    assert rows.encoded - before == tiles
+    assert again.stats.cached_tokens > len(prompt_of(engine, first)[0]) - 16
+
+
+def test_what_is_refused(seeing: Any, tmp_path: Path) -> None:
+    _, _, engine = seeing
+    for source, words in (
+        (b"no picture", "in no known format; expected JPEG, PNG, WEBP, GIF"),
+        (tmp_path / "none.png", "expected a path of a file; found"),
+        (3, "expected a path, bytes, a PIL.Image or an array; found int"),
+        (None, "found no image"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            engine.chat(user(source, "what?"))
+    with pytest.raises(UsageError, match="context is full.*expected pictures of fewer rows"):
+        engine.chat(user(*[sight.noise(96, 96, seed) for seed in range(20)]))
+    with pytest.raises(TemplateError, match="another number of pictures; expected 1; found 2"):
+        engine.chat(user(sight.noise(9, 9), "<image>"), allow_control_tokens=True)
+    engine.chat(user(sight.noise(9, 9), "x"), max_tokens=1)
+    with pytest.raises(UsageError, match="a chat with pictures is not saved"):
+        engine.save(tmp_path / "chat")

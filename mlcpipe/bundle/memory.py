@@ -114,6 +114,17 @@ def draft_head_bytes(model: ModelInfo, kv_tokens: int) -> int:
     return -(-kv_tokens // PAGE) * head.page_bytes + 4 * numbers
 
 
+def engine_bytes(manifest: Manifest, context: int, kv_tokens: int) -> int:
+    """What an engine takes for a KV cache of `kv_tokens` tokens, in sequences of up to `context`, and a draft head."""
+    states = many_sequences(manifest, context, kv_tokens).nbytes(manifest.states)
+    return states + draft_head_bytes(manifest.model, kv_tokens)
+
+
+def logits_bytes(model: ModelInfo) -> int:
+    """Logits of the rows of each kind that an engine keeps, and of a draft head."""
+    return 4 * (2 + (model.draft_heads > 0)) * model.max_batch * model.vocab_size
+
+
 def context_that_fits(manifest: Manifest, room: int) -> int:
     """Tokens of a single conversation whose states take at most `room` bytes, at most the model's context."""
     least, most = 0, manifest.model.context_length

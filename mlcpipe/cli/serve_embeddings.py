@@ -27,6 +27,17 @@ def manifest_of(bundle: Path, **chat_only: object) -> Manifest:
     return manifest
 
 
+def facts_of(manifest: Manifest) -> dict[str, object]:
+    """What lists of models say about a bundle."""
+    return {
+        "model_type": manifest.model.model_type,
+        "quantization": manifest.quantization,
+        "target": manifest.target.name,
+        "bytes": sum(info.bytes for info in manifest.files.values()),
+        "digest": manifest.checkpoint_hash,
+    }
+
+
 def loaded_embedder(embedder: Embedder, names: tuple[str, ...], max_queue: int) -> LoadedEmbedder:
     """The loaded model for the server."""
     from mlcpipe.server.embedding_service import EmbeddingEngine
@@ -34,14 +45,7 @@ def loaded_embedder(embedder: Embedder, names: tuple[str, ...], max_queue: int) 
     from mlcpipe.server.service import Facts
 
     manifest = embedder.manifest
-    about = {
-        "model_type": manifest.model.model_type,
-        "quantization": manifest.quantization,
-        "target": manifest.target.name,
-        "bytes": sum(info.bytes for info in manifest.files.values()),
-        "digest": manifest.checkpoint_hash,
-        "device": embedder.device,
-    }
+    about = {**facts_of(manifest), "device": embedder.device}
     return LoadedEmbedder(EmbeddingEngine(embedder), Facts(names, about), max_queue)
 
 

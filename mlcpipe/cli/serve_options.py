@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from mlcpipe.cli.options import (
     DeviceOption,
     DraftHeadOption,
     KvCacheDtypeOption,
-    ModelArgument,
     QuantizationOption,
     TargetOption,
     ThreadsOption,
@@ -44,7 +43,39 @@ class DraftKind(str, Enum):
 class ServeOptions:
     """Each field is an option of the command line, with its help and default."""
 
-    model: ModelArgument = None
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="hf://org/name, a checkpoint folder, a GGUF file or a bundle; the demo model if left out. Several are "
+            "loaded when a request names them."
+        ),
+    ] = None
+    embed: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL", help="Another model, which embeds texts or scores documents; several are allowed."
+        ),
+    ] = None
+    models: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder of bundles, checkpoints and GGUF files that requests may name."),
+    ] = None
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="One of several models to load at the start, and never unload."),
+    ] = None
+    ttl: Annotated[
+        int | None,
+        typer.Option(help="Seconds without a request after which a model is unloaded. (default: never)", min=0),
+    ] = None
+    memory_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes that several models may take together; the least recently used one leaves for another. "
+            "(default: 80% of the free memory)",
+            min=1,
+        ),
+    ] = None
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="The port; 0 takes any free one.", min=0, max=65535)] = DEFAULT_PORT
     api_key: Annotated[
@@ -195,6 +226,34 @@ class ServeOptions:
         return folders
 
     @property
+    def first(self) -> str | None:
+        """The model, the first of several; None is the demo model."""
+        return self.model[0] if self.model else None
+
+    @property
+    def many(self) -> bool:
+        """Whether models are loaded and unloaded while the server runs."""
+        return len(self.model or ()) > 1 or bool(self.embed or self.models or self.ttl is not None)
+
+    @property
+    def ttl_s(self) -> float | None:
+        """As of a pool."""
+        return None if self.ttl is None else float(self.ttl)
+
+    def of_another(self, model: str) -> ServeOptions:
+        """The options of a model that is not the first: without those of one model."""
+        return replace(
+            self, model=[model], name=None, alias=None, warm=None, adapter=None, draft_model=None, draft_head=None,
+            semantic_cache=None,
+        )  # fmt: skip
+
+    def adapter_ranks_for(self, packed_ranks: int) -> int:
+        """Ranks to keep room for: --adapter-ranks, or for adapters of so many ranks, if any may be loaded."""
+        if self.adapter_ranks is not None:
+            return self.adapter_ranks
+        return max(packed_ranks, DEFAULT_ADAPTER_RANKS) if self.adapters or self.adapter_folder else 0
+
+    @property
     def drafts(self) -> bool:
         """Whether the server drafts at all."""
         return self.draft is not DraftKind.off
@@ -231,6 +290,23 @@ class ServeOptions:
         if self.adapter_folder and not self.keys:
             raise UsageError("--adapter-folder has no effect", expected="--api-key", found="no key")
         _ = self.adapters
+        self._check_many()
+
+    def _check_many(self) -> None:
+        if not self.many:
+            for name, value in (("pin", self.pin), ("memory-bytes", self.memory_bytes)):
+                if value is not None:
+                    raise UsageError(f"--{name} has no effect", expected="several models, or --ttl", found="one model")
+        elif self.ray is not None:
+            raise UsageError("--ray", expected="one model, without --ttl", found="several, or --ttl")
+        elif not self.model and (self.embed or self.models):
+            alone = {
+                "name": self.name, "alias": self.alias, "warm": self.warm, "adapter": self.adapter,
+                "draft-model": self.draft_model, "draft-head": self.draft_head, "semantic-cache": self.semantic_cache,
+            }  # fmt: skip
+            given = next((name for name, value in alone.items() if value), None)
+            if given is not None:
+                raise UsageError(f"--{given} is for the first model that is named", expected="a model", found="none")
 
     def for_answers(self) -> dict[str, object]:
         """The options that only concern models that answer, true where they were given."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -27,6 +27,7 @@ from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.pooled_model import MAKES, Kind, LoadedSource, Model, ModelSource, Room, State, check_kind
 
 _T = TypeVar("_T")
+_log = logging.getLogger("mlcpipe.server")
 RETRY_S = 10.0  # from a failed load to the next attempt
 WAIT_S = 600.0  # that a request waits for its model
 MAX_WAITING = 64  # requests that wait for one model
@@ -110,6 +111,16 @@ class ModelPool(OffLoop):
         if model.state == "ready":
             await self._unload([model])
 
+    def preload(self, name: str) -> None:
+        """Begin to load a model, without a request that waits."""
+
+        async def loaded() -> None:
+            with contextlib.suppress(ApiError):
+                async with self.lease(name):
+                    pass
+
+        self._start(loaded())
+
     def set_ttl(self, name: str, seconds: float | None) -> None:
         """Unload a model after so many seconds without a request, from its last one on; None is never."""
         model = self.find(name)
@@ -134,10 +145,12 @@ class ModelPool(OffLoop):
     def _first(self, kind: Kind | None) -> Model:
         if self.single or kind is None:
             return self.models[0]
-        of_kind = [one for one in self.models if one.kind == kind] or [one for one in self.models if one.kind is None]
-        if not of_kind:
+        unknown = [one for one in self.models if one.kind is None]
+        of_kind = [one for one in self.models if (one.kind or one.source.guess) == kind]
+        found = of_kind or (unknown if kind == "rerank" else [])
+        if not found:
             raise ApiError(404, f"no model is served here that {MAKES[kind]}", code="model_not_found", param="model")
-        return of_kind[0]
+        return found[0]
 
     # Leases.
 
@@ -204,7 +217,8 @@ class ModelPool(OffLoop):
 
     def _begin(self, model: Model) -> None:
         model.state, model.failure, model.report, model.committed = "loading", None, LoadReport(), False
-        model.task = self._start(self._load(model))
+        model.task = task = self._start(self._load(model))
+        task.add_done_callback(lambda _: self._loaded(model, task))
         self._notify()
 
     def _start(self, work: Any) -> asyncio.Task[None]:
@@ -214,42 +228,49 @@ class ModelPool(OffLoop):
         return task
 
     async def _load(self, model: Model) -> None:
-        """The task of one load, which all waiting requests share."""
-        source, service = model.source, None
-        try:
-            await self._in_thread(lambda: source.prepare(model.report), stop=source.stop)
-            room = await self._in_thread(source.room)
-            model.report.stage("wait for memory")
-            async with self._loading:
-                await self._make_room(model, room)
-                model.committed = True
-                loaded = await self._in_thread(lambda: source.load(model.report))
-                service = loaded.service()
-                del loaded
+        """The task of one load, which all waiting requests share; `_loaded` follows."""
+        source = model.source
+        await self._in_thread(lambda: source.prepare(model.report), stop=source.stop)
+        room = await self._in_thread(source.room)
+        model.report.stage("wait for memory")
+        async with self._loading:
+            await self._make_room(model, room)
+            model.committed = True
+            service = (await self._in_thread(lambda: source.load(model.report))).service()
+            try:
                 await _load_adapters(service, model.adapters)
-            model.service, model.state = service, "ready"
-        except asyncio.CancelledError:
-            model.state, model.room = "unloaded", None
-            raise
-        except Exception as error:
-            if service is not None:
+            except BaseException:
                 await self._in_thread(service.close)
-            self._fail(model, error)
-        finally:
-            model.task = None
-            if model.state == "ready":
-                self._grant(model)
-            elif model.waiting and not self._closing:  # came while it was given up
-                self._begin(model)
-            self._notify()
+                raise
+            model.service = service
 
-    def _fail(self, model: Model, error: Exception) -> None:
+    def _loaded(self, model: Model, task: asyncio.Task[None]) -> None:
+        """What a load leaves: a model that is ready, or why it is not. A task may be cancelled before it begins."""
+        model.task = None
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            model.state, model.room = "unloaded", None
+            self._begin_again(model)
+        elif error is not None:
+            self._fail(model, error)
+        else:
+            model.state = "ready"
+            self._grant(model)
+        self._notify()
+
+    def _begin_again(self, model: Model) -> None:
+        """For requests that came while an earlier load was given up, or while the model was unloaded."""
+        if model.waiting and model.state == "unloaded" and not self._closing:
+            self._begin(model)
+
+    def _fail(self, model: Model, error: BaseException) -> None:
         if isinstance(error, ApiError):
             failure = error
         else:
             words = str(error) if isinstance(error, MlcpipeError) else f"{type(error).__name__}: {error}"
             message = f"the model {model.name!r} did not load: {words}"
             failure = ApiError(503, message, code="load_failed", retry_after_s=RETRY_S)
+            _log.error("%s", message, exc_info=None if isinstance(error, MlcpipeError) else error)
         model.state, model.room, model.failure, model.failed_s = "failed", None, failure, self._clock()
         waiting, model.waiting = model.waiting, []
         for granted in waiting:
@@ -329,16 +350,19 @@ class ModelPool(OffLoop):
             model.adapters = {name: one.path for name, one in getattr(service, "adapters", {}).items()}
             with contextlib.suppress(Exception):
                 model.metrics_text = service.metrics.text()
-            closes = [service.close, gc.collect]
+            close = service.close
             del service
-            while closes:
-                await self._in_thread(closes.pop(0))
+            try:
+                await self._in_thread(close)
+                del close
+                await self._in_thread(model.source.free)
+            except Exception:
+                _log.exception("the model %r did not end cleanly", model.name)
             model.state, model.room = "unloaded", None
             if model.timer is not None:
                 model.timer.cancel()
         for model in models:
-            if model.waiting and not self._closing:
-                self._begin(model)
+            self._begin_again(model)
         self._notify()
 
     def _schedule(self, model: Model) -> None:

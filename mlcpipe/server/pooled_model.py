@@ -31,6 +31,7 @@ class ModelSource(Protocol):
 
     names: tuple[str, ...]
     kind: Kind | None  # None until it is prepared
+    guess: Kind  # until then
 
     @property
     def about(self) -> dict[str, Any]:
@@ -44,6 +45,9 @@ class ModelSource(Protocol):
 
     def load(self, report: LoadReport) -> Any:
         """Load it; the result's `service()` is called in the event loop."""
+
+    def free(self) -> None:
+        """Free the memory of a loaded model, whose service was closed and is known to nobody any more."""
 
     def stop(self) -> None:
         """End a running `prepare`, which then raises."""
@@ -130,7 +134,8 @@ class LoadedSource:
 
     def __init__(self, service: Any) -> None:
         self.names: tuple[str, ...] = service.facts.names
-        self.kind: Kind | None = getattr(service, "kind", None)
+        self.guess: Kind = service.kind
+        self.kind: Kind | None = service.kind
         self.about: dict[str, Any] = {}
 
     def prepare(self, report: LoadReport) -> None:
@@ -143,6 +148,9 @@ class LoadedSource:
     def load(self, report: LoadReport) -> Any:
         """It is never unloaded."""
         raise AssertionError("loaded already")
+
+    def free(self) -> None:
+        """It is never unloaded."""
 
     def stop(self) -> None:
         """Nothing runs."""

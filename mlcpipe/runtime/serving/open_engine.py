@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlcpipe.bundle.memory import draft_head_bytes, many_sequences, running_bytes
+from mlcpipe.bundle.memory import engine_bytes, logits_bytes, running_bytes
 from mlcpipe.bundle.states import slot_bytes, windows_of
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
@@ -46,7 +46,7 @@ def open_engine(
         check_draft_model(draft_model)
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
     # Apart from the pages: the memory of a forward, and logits of rows of each kind and of a draft head.
-    rest = sum(running_bytes(each.manifest) + _logits_bytes(each) for each in bundles)
+    rest = sum(running_bytes(each.manifest) + logits_bytes(each.manifest.model) for each in bundles)
     rest += blocks_of(adapter_ranks) * block_bytes(info)
     # All pages of a state are in one tensor.
     room_of_tensors = (
@@ -100,14 +100,5 @@ def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
     return asked
 
 
-def _logits_bytes(bundle: LoadedBundle) -> int:
-    model = bundle.manifest.model
-    return 4 * (2 + (model.draft_heads > 0)) * model.max_batch * model.vocab_size
-
-
 def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:
-    return sum(
-        many_sequences(each.manifest, each.context_length, kv_tokens).nbytes(each.manifest.states)
-        + draft_head_bytes(each.manifest.model, kv_tokens)
-        for each in bundles
-    )
+    return sum(engine_bytes(each.manifest, each.context_length, kv_tokens) for each in bundles)

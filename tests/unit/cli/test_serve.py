@@ -18,8 +18,8 @@ else:
 pytest.importorskip("fastapi")
 
 from mlcpipe.bundle import read_manifest
-from mlcpipe.cli import main, serve, serve_replicas
-from mlcpipe.cli.serve import _name_of
+from mlcpipe.cli import main, serve_replicas
+from mlcpipe.cli.serve_loading import name_of, prepare
 from mlcpipe.cli.serve_options import ServeOptions
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.interface import EngineStats
@@ -87,16 +87,15 @@ def test_mistakes_are_one_line(arguments: tuple[object, ...], words: str, capsys
     ],
 )
 def test_models_beside_the_served_one_run_on_its_device(
-    tiny_bundles: Bundles, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: list[str]
+    tiny_bundles: Bundles, options: dict[str, Any], expected: list[str]
 ) -> None:
     asked: list[str] = []
 
-    def prepare(model: str, device: str, **_: object) -> Path:
+    def make(model: str, device: str, **_: object) -> Path:
         asked.append(device)
         return tiny_bundles["q0f32"]
 
-    monkeypatch.setattr(serve, "prepare_bundle", prepare)
-    serve._prepare(ServeOptions(model="a", draft_model="b", semantic_cache="c", **options))
+    prepare(ServeOptions(model=["a"], draft_model="b", semantic_cache="c", **options), make)
     assert asked == expected
 
 
@@ -116,10 +115,10 @@ def test_a_bundle_is_named_as_its_checkpoint(demo_bundles: Bundles, tmp_path: Pa
     manifest = read_manifest(bundle)
     assert manifest.name == DEMO.name
     manifest = manifest.model_copy(update={"name": "org/name"})
-    assert _name_of(str(bundle), manifest) == "org/name"
-    assert _name_of(str(bundle), manifest.model_copy(update={"name": None})) == bundle.name
-    assert _name_of(str(checkpoint), manifest) == "Qwen3-0.6B"  # of equal ones, another may have been compiled first
-    assert _name_of("hf://Qwen/Qwen3-0.6B@main", manifest) == "Qwen/Qwen3-0.6B"
+    assert name_of(str(bundle), manifest) == "org/name"
+    assert name_of(str(bundle), manifest.model_copy(update={"name": None})) == bundle.name
+    assert name_of(str(checkpoint), manifest) == "Qwen3-0.6B"  # of equal ones, another may have been compiled first
+    assert name_of("hf://Qwen/Qwen3-0.6B@main", manifest) == "Qwen/Qwen3-0.6B"
 
 
 def test_replicas_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:

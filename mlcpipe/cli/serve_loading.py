@@ -1,0 +1,126 @@
+"""From the options of `mlcpipe serve` to bundles, and from these to the loaded model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mlcpipe.cli.serve_embeddings import facts_of, manifest_of
+from mlcpipe.cli.serve_options import ServeOptions
+from mlcpipe.devices import kind_of
+from mlcpipe.errors import UsageError
+from mlcpipe.loading import engine_device, is_bundle
+from mlcpipe.support.defaults import AUTO, SERVE
+from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME
+
+if TYPE_CHECKING:
+    from mlcpipe.bundle import Manifest
+    from mlcpipe.server.run import Loaded
+    from mlcpipe.support.progress import Progress
+
+
+class Bundles(NamedTuple):
+    """The folders of the compiled models: the one to serve, the one that drafts, the semantic cache's encoder."""
+
+    own: Path
+    drafts: Path | None
+    encoder: Path | None
+
+
+def prepare(options: ServeOptions, make: Callable[..., Path]) -> Bundles:
+    """The bundles of a model and of its helpers; `make` has the arguments of `prepare_bundle`, but the progress."""
+    automatic = options.device == AUTO and options.target is None
+    device = "cpu" if automatic and options.ray is not None else options.device  # replicas share its weights
+    choices = {
+        "quantization": options.quantization, "target": options.target, "kv_cache_dtype": options.kv_cache_dtype
+    }  # fmt: skip
+    own = make(
+        options.first, device, best=options.best, adapters=options.with_adapters, draft_head=options.draft_head,
+        task=SERVE, context=options.context, **choices,
+    )  # fmt: skip
+    if automatic and (options.draft_model or options.semantic_cache):
+        device = kind_of(manifest_of(own).target.variants[0])  # whose memory is divided among all
+    drafts = None if options.draft_model is None else make(options.draft_model, device, **choices)
+    encoder = None if options.semantic_cache is None else make(options.semantic_cache, device)
+    return Bundles(own, drafts, encoder)
+
+
+def _warm(loaded: Loaded, texts: Iterable[str], namespaces: Iterable[str]) -> None:
+    """Compute the beginning of conversations with these system messages in advance, in each namespace."""
+    from mlcpipe.runtime.sampling_params import SamplingParams
+    from mlcpipe.runtime.serving.interface import Request
+    from mlcpipe.server.prompts import system_tokens
+
+    for text, namespace in itertools.product(texts, namespaces):
+        tokens = system_tokens(loaded.tokenizer, text)
+        for event in loaded.engine.submit(Request(tokens, 1, SamplingParams(temperature=0.0), namespace=namespace)):
+            if event.error is not None:
+                raise event.error
+
+
+def load(
+    options: ServeOptions,
+    bundles: Bundles,
+    names: tuple[str, ...],
+    texts: Iterable[str],
+    namespaces: Iterable[str],
+    progress: Progress | None = None,
+) -> Loaded:
+    """The engine with its adapters, warmed, and what stands beside it."""
+    from mlcpipe import Embedder
+    from mlcpipe.runtime.loading import load_bundle
+    from mlcpipe.runtime.serving.adapters import read_packed
+    from mlcpipe.runtime.serving.open_drafts import open_draft_model
+    from mlcpipe.runtime.serving.open_engine import open_engine
+    from mlcpipe.runtime.stated_sampling import bundle_sampling
+    from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
+    from mlcpipe.server.prefix_store import PrefixStore
+    from mlcpipe.server.run import Loaded
+    from mlcpipe.server.semantic_cache import SemanticCache
+    from mlcpipe.server.service import DEFAULTS, Facts
+    from mlcpipe.support.progress import SilentProgress
+    from tir_schedules.step_layout import RANK
+
+    device, threads = engine_device(options.device), options.threads
+    bundle, tokenizer = (
+        load_bundle(bundles.own, options.context, threads, device, progress or SilentProgress()),
+        open_tokenizer(bundles.own),
+    )
+    smaller = None if bundles.drafts is None else open_draft_model(bundles.drafts, bundle, tokenizer, device)
+    manifest = bundle.manifest
+    about = {**facts_of(manifest), "device": bundle.device.description}
+    defaults = bundle_sampling(bundles.own, DEFAULTS)
+    packed = [read_packed(path, name, manifest.model) for name, path in options.adapters.items()]
+    if taken := set(names) & options.adapters.keys():
+        raise UsageError("--adapter", expected="a name that the model does not have", found=taken.pop())
+    ranks = options.adapter_ranks_for(RANK * sum(one.blocks for one in packed))
+    serving = open_engine(
+        bundle, max_queue=options.max_queue, sequences=options.sequences, step_s=options.step_ms / 1000,
+        drafts=options.drafts, adapter_ranks=ranks, draft_model=smaller,
+        context_shift=options.context_shift, replicas=options.ray or 1, swap_bytes=options.swap_bytes,
+    )  # fmt: skip
+    adapters = {one.name: serving.load_adapter(one).result() for one in packed}
+    store = None
+    if options.prefixes is not None:
+        store = PrefixStore(options.prefixes, manifest, serving.context_length)
+    loaded = Loaded(serving, tokenizer, Facts(names, about, defaults), store, adapters)
+    _warm(loaded, texts, namespaces)
+    if bundles.encoder is None:
+        return loaded
+    embedder = Embedder(bundles.encoder, device=device, threads=threads)
+    cache = SemanticCache(embedder, options.semantic_threshold, options.semantic_entries)
+    return replace(loaded, semantic_cache=cache)
+
+
+def name_of(model: str | None, manifest: Manifest | None) -> str:
+    """The last part of a checkpoint's path, or a hub's name without the revision; a bundle knows its checkpoint's."""
+    if model is None:
+        return "mlcpipe-demo"
+    for scheme in (HUB_SCHEME, OLLAMA_SCHEME):
+        if model.startswith(scheme):
+            return model.removeprefix(scheme).partition("@")[0]
+    path = Path(model).resolve()
+    return manifest.name or path.name if manifest is not None and is_bundle(path) else path.name

@@ -180,10 +180,10 @@ def models_of(options: ServeOptions, texts: Sequence[str], namespaces: Iterable[
     plan = MemoryPlan(len(written) + len(embeds) + len(found), options.memory_bytes)
     make = partial(CommandModel, plan=plan, namespaces=namespaces)
     sources = []
-    for place, spec in enumerate([*written, *embeds]):
-        _check_there(spec)
+    for place, given in enumerate([*written, *embeds]):
+        name, spec = _name_and_model(given)
         own = replace(options, model=[spec]) if place == 0 and written else options.of_another(spec)
-        names = _names(own, prefixed=place > 0 or not written)
+        names = (options.name or name or _name(own), *(own.alias or ())) if place == 0 else (name or _name(own),)
         guess: Kind = "text" if place < len(written) else "embed"
         sources.append(make(_own_prefixes(own, names[0]), names, guess, texts=texts if place == 0 and written else ()))
     for name, path in found:
@@ -195,7 +195,10 @@ def models_of(options: ServeOptions, texts: Sequence[str], namespaces: Iterable[
     taken: set[str] = set()
     for name in (name for source in sources for name in source.names):
         if name in taken:
-            raise UsageError("two models have one name", expected="names that differ", found=name)
+            raise UsageError(
+                "two models have one name", expected="names that differ", found=name,
+                next_step="give them others: NAME=MODEL",
+            )  # fmt: skip
         taken.add(name)
     if unknown := set(options.pin or ()) - taken:
         raise UsageError("--pin", expected=f"one of {', '.join(sorted(taken))}", found=unknown.pop())
@@ -216,18 +219,24 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _check_there(spec: str) -> None:
-    path = local_path(spec)
+def _name_and_model(given: str) -> tuple[str | None, str]:
+    """The parts of NAME=MODEL; None for no name. Raises UsageError for a folder or file that is not there."""
+    name, equals, spec = given.partition("=")
+    path = local_path(given)
+    if equals and name and spec and (path is None or not path.exists()) and "://" not in name:
+        path = local_path(spec)
+    else:
+        name, spec = "", given
     if path is not None and not path.exists():
         raise UsageError("the model is not there", where=spec, next_step="name a folder, a GGUF file or hf://org/name")
+    return name or None, spec
 
 
-def _names(options: ServeOptions, *, prefixed: bool) -> tuple[str, ...]:
+def _name(options: ServeOptions) -> str:
     from mlcpipe.bundle import read_manifest
 
     bundle = bundle_of(options.first)
-    name = name_of(options.first, None if bundle is None else read_manifest(bundle))
-    return (name,) if prefixed else (options.name or name, *(options.alias or ()))
+    return name_of(options.first, None if bundle is None else read_manifest(bundle))
 
 
 def _own_prefixes(options: ServeOptions, name: str) -> ServeOptions:

@@ -1,0 +1,197 @@
+"""`mlcpipe serve` with several models: which answer, which are loaded, and what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import numpy as np
+import psutil
+import pytest
+
+pytest.importorskip("torch", reason="tiny encoders are made by torch")
+pytest.importorskip("transformers", reason="tiny encoders are transformers models")
+
+import mlcpipe
+from tests.conftest import QUICK
+from tests.models import tiny_encoders
+from tests.server.conftest import Running, running_server
+from tests.server.model_soak import PROMPTS, TOKENS, chat_body, soak
+
+if TYPE_CHECKING:
+    from tests.conftest import Bundles
+
+# Two of the three models that write text fit together, with the embedder.
+CONTEXT, MEMORY = 256, 84 << 20
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> mlcpipe.Embedder:
+    folder = tmp_path_factory.mktemp("embedder")
+    _, checkpoint = tiny_encoders.write("bert", folder / "checkpoint", "mean", normalize=True, num_hidden_layers=2)
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=folder / "bundle")
+    return mlcpipe.Embedder(bundle)
+
+
+@pytest.fixture(scope="module")
+def bundles(
+    demo_bundles: Bundles, hybrid_bundles: Bundles, tiny_bundles: Bundles, embedder: mlcpipe.Embedder
+) -> dict[str, Path]:
+    return {
+        "demo": demo_bundles["q4f16_1"], "hybrid": hybrid_bundles["q4f16_1"], "tiny": tiny_bundles["q0f32"],
+        "words": embedder.path,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected(bundles: dict[str, Path], embedder: mlcpipe.Embedder) -> dict[str, dict[str, Any]]:
+    """What each model answers, computed without a server."""
+    found: dict[str, dict[str, Any]] = {"words": {one: embedder.embed([one])[0].tolist() for one in PROMPTS}}
+    for name in ("demo", "hybrid", "tiny"):
+        engine = mlcpipe.Engine(bundles[name], context_length=CONTEXT)
+        greedy = mlcpipe.SamplingParams(temperature=0)
+        found[name] = {
+            one: engine.generate(one, sampling=greedy, max_tokens=TOKENS, ignore_eos=True).text for one in PROMPTS
+        }
+        engine.close()
+    return found
+
+
+def named(bundles: dict[str, Path]) -> list[object]:
+    text = [f"{name}={path}" for name, path in bundles.items() if name != "words"]
+    return [*text, "--embed", f"words={bundles['words']}"]
+
+
+@pytest.fixture(scope="module")
+def server(bundles: dict[str, Path]) -> Iterator[Running]:
+    options = ("--memory-bytes", MEMORY, "--context", CONTEXT, "--sequences", 1, "--threads", 1)
+    with running_server(*named(bundles), *options) as running:
+        yield running
+        assert running.end(number=signal.SIGTERM) == 0
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=120) as made:
+        yield made
+
+
+def states(client: httpx2.Client) -> dict[str, str]:
+    return {one["id"]: one["state"] for one in client.get("/v1/models").json()["data"]}
+
+
+def test_each_model_answers_as_it_does_alone(client: httpx2.Client, expected: dict[str, dict[str, Any]]) -> None:
+    for name in ("demo", "hybrid", "tiny", "demo"):
+        answer = client.post("/v1/completions", json=chat_body(name, PROMPTS[1])).json()
+        assert (answer["model"], answer["choices"][0]["text"]) == (name, expected[name][PROMPTS[1]])
+    vectors = client.post("/v1/embeddings", json={"input": list(PROMPTS)}).json()  # the only one that embeds
+    assert vectors["model"] == "words"
+    np.testing.assert_array_equal([one["embedding"] for one in vectors["data"]], list(expected["words"].values()))
+    found = states(client)
+    assert (found["demo"], found["words"]) == ("ready", "ready")
+    assert list(found.values()).count("ready") == 3  # the least recently used one has left
+    assert found["hybrid"] == "unloaded"
+
+
+def test_what_is_not_there_or_does_something_else_is_said(client: httpx2.Client) -> None:
+    unknown = client.post("/v1/completions", json=chat_body("other", "a"))
+    assert unknown.status_code == 404 and "expected demo, hybrid, tiny, words" in unknown.json()["error"]["message"]
+    for path, body, words in (
+        ("/v1/completions", chat_body("words", "a"), "'words' embeds texts; ask /v1/embeddings"),
+        ("/v1/embeddings", {"model": "demo", "input": "a"}, "'demo' writes text; ask /v1/chat/completions"),
+        ("/v1/rerank", {"model": "words", "query": "a", "documents": ["b"]}, "ask /v1/embeddings"),
+    ):
+        refused = client.post(path, json=body)
+        assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+    assert client.post("/v1/rerank", json={"query": "a", "documents": ["b"]}).status_code == 404
+
+
+def test_metrics_have_the_name_of_the_model(client: httpx2.Client) -> None:
+    for name in ("demo", "tiny"):
+        assert client.post("/v1/completions", json=chat_body(name, "a")).status_code == 200
+    client.post("/v1/completions", json=chat_body("demo", "a", min_tokens=10**9))
+    text = client.get("/metrics").text
+    for name in ("demo", "tiny"):
+        assert f'mlcpipe_request_success_total{{finished_reason="length",model="{name}"}}' in text
+    assert [one["model"] for one in client.get("/health").json()["models"]] == ["demo", "hybrid", "tiny", "words"]
+    status = client.get("/status").json()
+    assert status["model"] == "demo" and len(status["models"]) == 4
+
+
+def test_a_stream_is_not_cut_by_a_load_that_needs_its_memory(
+    client: httpx2.Client, server: Running, expected: dict[str, dict[str, Any]]
+) -> None:
+    """All three write at once, though two fit: none is cut, and all are right."""
+    client.post("/v1/completions", json=chat_body("demo", "a"))
+    with ThreadPoolExecutor(9) as pool:
+        names = ["demo", "hybrid", "tiny"] * 3
+        bodies = [chat_body(name, PROMPTS[2], max_tokens=40) for name in names]
+        found = list(pool.map(lambda body: client.post("/v1/completions", json=body), bodies))
+    for name, answer in zip(names, found, strict=True):
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["text"].startswith(expected[name][PROMPTS[2]])
+        assert answer.json()["usage"]["completion_tokens"] == 40
+
+
+@pytest.mark.full
+def test_random_requests_and_cancels_over_models_that_do_not_fit_together(
+    client: httpx2.Client, server: Running, expected: dict[str, dict[str, Any]]
+) -> None:
+    ended = asyncio.run(soak(server.url, expected, 240))
+    assert ended["answered"] > 120 and ended["cancelled"] > 5 and not ended["refused"]
+    for name in ("demo", "hybrid", "tiny"):
+        answer = client.post("/v1/completions", json=chat_body(name, PROMPTS[0])).json()
+        assert answer["choices"][0]["text"] == expected[name][PROMPTS[0]]
+    assert "failed" not in states(client).values()
+
+
+@pytest.mark.full
+def test_a_preparation_that_is_killed_costs_the_others_nothing(
+    demo_bundles: Bundles, tiny_bundles: Bundles, tmp_path: Path
+) -> None:
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org" / "new").symlink_to(tiny_bundles.checkpoint)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "demo").symlink_to(demo_bundles["q4f16_1"])
+    options = ("--models", tmp_path, "--pin", "demo", "--target", QUICK, "--quantization", "q0f32")
+    with running_server(*options) as running, httpx2.Client(base_url=running.url, timeout=120) as client:
+        assert list(states(client)) == ["demo", "org/new"]
+        refused: list[Any] = []
+        asks = threading.Thread(
+            target=lambda: refused.append(client.post("/v1/completions", json=chat_body("org/new", "a")))
+        )
+        asks.start()
+        children = psutil.Process(running.process.pid).children
+        while not (found := [one for one in children(recursive=True) if "mlcpipe.server.preparing" in one.cmdline()]):
+            pass
+        found[0].suspend()
+        loading = next(one for one in client.get("/health").json()["models"] if one["model"] == "org/new")
+        assert loading["state"] == "loading" and loading["progress"]["stage"]
+        assert client.post("/v1/completions", json=chat_body("demo", "a")).status_code == 200
+        os.kill(found[0].pid, signal.SIGKILL)
+        asks.join()
+        error = refused[0].json()["error"]
+        assert refused[0].status_code == 503 and error["code"] == "load_failed"
+        assert "the process that prepares the model was ended; found exit status -9" in error["message"]
+        assert client.post("/v1/completions", json=chat_body("demo", "a")).status_code == 200
+        assert states(client) == {"demo": "ready", "org/new": "failed"}
+
+
+def test_a_single_model_leaves_when_idle_and_comes_back(demo_bundles: Bundles) -> None:
+    options = (f"demo={demo_bundles['q4f16_1']}", "--ttl", 0)
+    with running_server(*options) as running, httpx2.Client(base_url=running.url, timeout=120) as client:
+        body = chat_body("demo", PROMPTS[0], stream=True)
+        for _ in range(2):
+            text = client.post("/v1/completions", json=body).text
+            assert json.loads(text.split("data: ")[1].strip())["choices"]
+            while states(client)["demo"] != "unloaded":
+                pass
+        assert client.get("/status").json()["context_length"] == 2048

@@ -76,12 +76,8 @@ class CommandModel:
 
         def make(model: str | None, device: str, **choices: Any) -> Path:
             given = bundle_of(model)
-            if given is not None and not any(choices.get(name) for name in ("best", "draft_head")):
-                choices = {name: choices[name] for name in ("quantization", "target", "kv_cache_dtype", "adapters")
-                           if name in choices}  # fmt: skip
-                from mlcpipe.loading import prepare_bundle
-
-                return prepare_bundle(model, device, **choices)
+            if given is not None and not choices.get("best") and not choices.get("draft_head"):
+                return given  # other options are for checkpoints
             self._running = Preparation({"model": model, "device": device, **choices})
             try:
                 return self._running.bundle(report)
@@ -90,7 +86,8 @@ class CommandModel:
 
         if self._bundles is None or not all(one is None or is_bundle(one) for one in self._bundles):
             self._bundles = prepare(self._options, make)
-        self._read(self._bundles.own)
+        if not self._read(self._bundles.own).model.adapted and not self._options.adapters:
+            self._options = replace(self._options, adapter_ranks=None, adapter_folder=None)
 
     def free(self) -> None:
         """Objects of an engine refer to each other: a collection finds them, among those made since the first load."""

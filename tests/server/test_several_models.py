@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -172,11 +171,13 @@ def test_a_preparation_that_is_killed_costs_the_others_nothing(
         children = psutil.Process(running.process.pid).children
         while not (found := [one for one in children(recursive=True) if "mlcpipe.server.preparing" in one.cmdline()]):
             pass
-        found[0].suspend()
-        loading = next(one for one in client.get("/health").json()["models"] if one["model"] == "org/new")
-        assert loading["state"] == "loading" and loading["progress"]["stage"]
-        assert client.post("/v1/completions", json=chat_body("demo", "a")).status_code == 200
-        os.kill(found[0].pid, signal.SIGKILL)
+        try:
+            found[0].suspend()
+            loading = next(one for one in client.get("/health").json()["models"] if one["model"] == "org/new")
+            assert loading["state"] == "loading" and loading["progress"]["stage"]
+            assert client.post("/v1/completions", json=chat_body("demo", "a")).status_code == 200
+        finally:
+            found[0].kill()
         asks.join()
         error = refused[0].json()["error"]
         assert refused[0].status_code == 503 and error["code"] == "load_failed"

@@ -19,7 +19,8 @@ from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.json_values import object_in
 from mlcpipe.server.leases import text_service
-from mlcpipe.server.prompts import Ending, listed, text_of, without_billing
+from mlcpipe.server.message_blocks import messages_of
+from mlcpipe.server.prompts import Ending, text_of, without_billing
 from mlcpipe.server.sse import EventStream, event, unless_left
 from mlcpipe.server.thinking import Thoughts, thinking_of
 
@@ -79,7 +80,7 @@ def _conversation(body: CountBody) -> Conversation:
     texts = without_billing([text_of([part], "system") for part in system])
     out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
     for index, message in enumerate(body.messages):
-        out += _message(message, f"messages[{index}]")
+        out += messages_of(message, f"messages[{index}]")
     begun = out[-1] if out and out[-1]["role"] == "assistant" else {}
     if begun.get("tool_calls"):
         raise ApiError(400, "messages: expected the results of the tools after their calls", param="messages")
@@ -107,34 +108,6 @@ def _form(form: Any) -> ResponseFormat:
     return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
 
 
-def _message(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """One message as messages of the OpenAI API: results of tools become messages of their own."""
-    role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant", "system"):
-        raise ApiError(400, f"{where}.role: expected user or assistant", param=f"{where}.role")
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    results, texts, calls, thoughts = [], [], [], []
-    for index, block in enumerate(listed(content, f"{where}.content")):
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        place = f"{where}.content[{index}]"
-        if kind == "tool_result":
-            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")),
-                            "content": text_of(block.get("content"), f"{place}.content")})  # fmt: skip
-        elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
-            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
-        elif kind == "thinking":
-            thoughts.append(str(block.get("thinking") or ""))
-        elif kind != "redacted_thinking":
-            texts.append(text_of([block], place))
-    if role != "assistant":
-        return [*results, *([{"role": role, "content": "\n".join(texts)}] if texts or not results else [])]
-    said: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
-    said |= {"tool_calls": calls} if calls else {}
-    return [said | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {})]
-
-
 def _tool_choice(body: CountBody) -> ToolChoice:
     """Tools with a schema; skips those that Anthropic runs itself."""
     tools = [
@@ -156,6 +129,11 @@ async def _events(answers: Answers, frame: dict[str, Any]) -> AsyncIterator[str]
     yield _PING
     blocks = Blocks()
     async for one in blocks.events(answers):
+        if one.what == "stop" and one.block.kind == "reasoning":
+            signed = {"type": "signature_delta", "signature": ""}
+            yield event(
+                {"type": "content_block_delta", "index": one.block.index, "delta": signed}, "content_block_delta"
+            )
         yield _block_event(one)
     end = {"type": "message_delta", "delta": _end(blocks), "usage": _usage(answers.usage)}
     yield event(end, "message_delta")

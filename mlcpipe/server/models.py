@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from mlcpipe.server import codex
 from mlcpipe.server.leases import pool_of
 from mlcpipe.server.pooled_model import Model
 
@@ -17,7 +18,10 @@ async def models(request: Request) -> dict[str, Any]:
     """All names of the models, and of their adapters."""
     listed = [_described(model, name) for model in pool_of(request).models for name in model.own_names]
     ids = [one["id"] for one in listed]
-    return {"object": "list", "data": listed, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+    found = {"object": "list", "data": listed, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+    if "client_version" in request.query_params:  # Codex
+        found["models"] = [codex.described(one["id"], one["max_model_len"]) for one in listed]
+    return found
 
 
 @router.get("/v1/models/{name:path}")

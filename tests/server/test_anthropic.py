@@ -77,6 +77,12 @@ def test_calls_and_their_results(claude: Any) -> None:
     assert claude.messages.create(model=NAME, max_tokens=5, messages=after, tools=[READ]).content
 
 
+def test_an_answer_that_has_begun_is_continued(claude: Any, expected: str) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": expected[:20]}]
+    answer = claude.messages.create(model=NAME, max_tokens=100, messages=begun, **GREEDY)
+    assert expected[:20] + answer.content[0].text == expected
+
+
 def test_errors_have_anthropic_s_form(claude: Any, client: httpx2.Client) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         claude.messages.create(model="claude-9", max_tokens=5, messages=HELLO)
@@ -85,7 +91,6 @@ def test_errors_have_anthropic_s_form(claude: Any, client: httpx2.Client) -> Non
         {"max_tokens": 0},
         {"max_tokens": None},
         {"messages": []},
-        {"messages": [*HELLO, {"role": "assistant", "content": "The"}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"system": [{"type": "image"}]},
         {"tool_choice": {"type": "never"}},

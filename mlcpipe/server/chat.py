@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, CallPiece, TokenLogprob
 from mlcpipe.runtime.tools import choice_of
@@ -30,6 +30,7 @@ from mlcpipe.server.conversation import (
 )
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
+from mlcpipe.server.samplers import with_samplers
 from mlcpipe.server.semantic_cache import CachingService, Keeping
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
@@ -51,6 +52,9 @@ class ChatBody(CompletionFields, EndingFields, ThinkingFields):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
+    # llama-server's, which become others.
+    n_predict: Count | None = None
+    samplers: list[str] | str | None = None
     # Fields about storage or billing at OpenAI.
     store: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -60,6 +64,11 @@ class ChatBody(CompletionFields, EndingFields, ThinkingFields):
     functions: list[Any] | None = None
     function_call: Any = None
     web_search_options: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _llama_server_s(cls, data: Any) -> Any:
+        return with_samplers(data)
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody), response_model=None)

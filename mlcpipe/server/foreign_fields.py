@@ -19,10 +19,10 @@ HONOURED = frozenset((
     "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "repeat_penalty", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "mirostat",
     "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-    "dry_sequence_breakers", "allowed_token_ids", "min_tokens",
+    "dry_sequence_breakers", "allowed_token_ids", "min_tokens", "samplers",
     # the end of an answer
     "max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences", "stop_token_ids",
-    "ignore_eos", "timeout", "n", "best_of",
+    "ignore_eos", "timeout", "n", "best_of", "n_predict",
     # its form
     "response_format", "json_schema", "grammar", "ebnf", "regex", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "structured_outputs", "output_format", "output_config", "text", "tools", "tool_choice",

@@ -12,19 +12,9 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.bodies import MAX_BIASES, MAX_CHOICES, MAX_IDS, Body, translated
 from mlcpipe.server.completions import CompletionBody
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.samplers import sampled
 from mlcpipe.server.service import Service
 
-# A sampler that `samplers` leaves out is off: the values of its fields then.
-_OFF: dict[str, dict[str, float]] = {
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-}
-# Their fields are refused by name if they would change an answer.
-_OTHERS = {"dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "adaptive_p"}
-_INFILL_MIN_P = 0.2  # `infill` drops tokens below this probability: the nearest that is offered
 _LOWEST_BIAS = -100.0
 
 
@@ -70,7 +60,7 @@ class TextFields(Body):
             CompletionBody,
             {
                 **extra,
-                **_sampled(extra, self.samplers),
+                **sampled(extra, self.samplers),
                 "model": self.model,
                 "prompt": prompts,
                 "n": self.n_cmpl,
@@ -143,22 +133,3 @@ def biases(tokenizer: Tokenizer, given: Any) -> dict[str, float] | None:
         ids = tokenizer.encode(str(token)) if named else [int(token)]
         made.update({str(one): float(bias) for one in ids})
     return made
-
-
-def _sampled(fields: dict[str, Any], samplers: list[str] | None) -> dict[str, Any]:
-    """Values of the fields whose sampler is off. Raises ApiError for a sampler that there is not."""
-    if samplers is None:
-        return {}
-    known = {*_OFF, *_OTHERS, "infill"}
-    if wrong := [one for one in samplers if one not in known]:
-        message = f"samplers: {wrong[0][:40]!r} is not offered; expected of {', '.join(sorted(known))}"
-        raise ApiError(400, message, param="samplers", code="unsupported_parameter")
-    off: dict[str, Any] = {}
-    for name, values in _OFF.items():
-        if name not in samplers:
-            off |= values
-    if "infill" in samplers:
-        given = fields.get("min_p") if "min_p" in samplers else None
-        if given is None or (isinstance(given, (int, float)) and given < _INFILL_MIN_P):
-            off["min_p"] = _INFILL_MIN_P
-    return off

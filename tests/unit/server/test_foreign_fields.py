@@ -96,8 +96,8 @@ def test_what_it_cannot_be_held_to(fields: dict[str, Any], word: str) -> None:
     ("name", "value"),
     [
         ("bad_words", ["a"]), ("tfs_z", 0.5), ("dynatemp_range", 0.5), ("lora", [{"id": 0, "scale": 0.5}]),
-        ("n_predict", 4), ("skip_special_tokens", False), ("chat_template", "a"), ("n_probs", 3),
-        ("samplers", ["top_k"]), ("guided_whitespace_pattern", "a"),
+        ("skip_special_tokens", False), ("chat_template", "a"), ("n_probs", 3),
+        ("guided_whitespace_pattern", "a"),
         ("stop_regex", "a"), ("lora_path", "a"), ("options", {"temperature": 0}), ("format", "json"), ("think", True),
         ("do_sample", False), ("tool_prompt", "a"),
         ("sampling_seed", 1), ("input_ids", [1]), ("parse_tool_calls", False),
@@ -114,6 +114,7 @@ def test_what_would_change_the_answer_is_refused_by_name(path: str, name: str, v
     [
         ("thinking_budget_tokens", 20), ("include_reasoning", False), ("reasoning_format", "none"),
         ("enable_thinking", False), ("separate_reasoning", False), ("prompt_logprobs", 1), ("echo", True),
+        ("n_predict", 4), ("samplers", ["top_k"]),
     ],
 )  # fmt: skip
 def test_what_one_path_honours_is_refused_on_others(name: str, value: Any) -> None:

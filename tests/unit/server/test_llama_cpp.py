@@ -82,6 +82,20 @@ def test_what_llama_vim_sends(coder: FakeEngine) -> None:
     assert ring.json() == {} and coder.asked[1].max_tokens == 1
 
 
+def test_what_llama_vim_sends_to_a_chat() -> None:
+    """`llama#inst`, before an instruction and with it."""
+    engine = FakeEngine()
+    told = [{"role": "user", "content": "Hello"}]
+    warm = {"id_slot": 1, "messages": told, "samplers": [], "n_predict": 0, "stream": False, "cache_prompt": True,
+            "response_fields": [""]}  # fmt: skip
+    ask = {"id_slot": 1, "messages": told, "min_p": 0.1, "temperature": 0.1, "samplers": ["min_p", "temperature"],
+           "stream": True, "cache_prompt": True, "top_p": 0.5, "xtc_probability": 0.5}  # fmt: skip
+    found = answers(engine, ("/v1/chat/completions", warm), ("/v1/chat/completions", ask))
+    assert [one.status_code for one in found] == [200, 200] and "Hello" in found[1].text.replace('"}', "")
+    sampling = engine.asked[1].sampling
+    assert (sampling.min_p, sampling.temperature, sampling.top_p, engine.asked[1].rules) == (0.1, 0.1, 1.0, None)
+
+
 def test_what_llama_vscode_sends(coder: FakeEngine) -> None:
     found = answers(coder, ("/infill", VSCODE), ("/infill", VSCODE_NEXT), ("/infill", {**VSCODE, "n_cmpl": 3}))
     made = found[0].json()
@@ -165,7 +179,7 @@ def test_biases_of_texts_pairs_and_false() -> None:
         ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": ["b"]}}, "multimodal_data"),
         ("/completion", {"prompt": ["a"] * 65}, "64"),
         ("/completion", {"prompt": "a", "samplers": ["magic"]}, "magic"),
-        ("/completion", {"prompt": "a", "mirostat": 2}, "mirostat"),
+        ("/completion", {"prompt": "a", "dynatemp_range": 0.5}, "dynatemp_range"),
         ("/completion", {"prompt": "a", "lora": [{"id": 0, "scale": 0.5}]}, "lora"),
         ("/completion", {"prompt": "a", "logit_bias": [[1]]}, "logit_bias"),
         ("/completion", {"prompt": "a", "logit_bias": [[1, "b"]]}, "logit_bias"),

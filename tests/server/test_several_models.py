@@ -113,6 +113,29 @@ def test_what_is_not_there_or_does_something_else_is_said(client: httpx2.Client)
     assert client.post("/v1/rerank", json={"query": "a", "documents": ["b"]}).status_code == 404
 
 
+def test_ollama_python_lists_loads_and_unloads_them(client: httpx2.Client, server: Running) -> None:
+    ollama = pytest.importorskip("ollama")
+    with ollama.Client(host=server.url) as api:
+        assert [one.model for one in api.list().models] == [
+            "demo:latest",
+            "hybrid:latest",
+            "tiny:latest",
+            "words:latest",
+        ]
+        assert [one.status for one in api.pull("tiny", stream=True)][-1] == "success"
+        assert "tiny:latest" in {one.model for one in api.ps().models} and states(client)["tiny"] == "ready"
+        assert api.generate("tiny", keep_alive=0).done_reason == "unload"
+        while states(client)["tiny"] != "unloaded":
+            pass
+        assert "tiny:latest" not in {one.model for one in api.ps().models}
+        assert (
+            len(api.embed("words", "a").embeddings) == 1
+            and api.generate("tiny", "a", keep_alive="5m", options={"num_predict": 1}).done
+        )
+        with pytest.raises(ollama.ResponseError, match="writes text"):
+            api.embed("demo", "a")
+
+
 def test_metrics_have_the_name_of_the_model(client: httpx2.Client) -> None:
     for name in ("demo", "tiny"):
         assert client.post("/v1/completions", json=chat_body(name, "a")).status_code == 200

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mlcpipe.models.qwen3_5_text import DEFAULTS, DELTAS, FIXED, NAMES, complete_gguf
-from mlcpipe.models.qwen3_next import sparse
+from mlcpipe.models.qwen3_5_text import DEFAULTS, DELTAS, FIXED, NAMES
+from mlcpipe.models.qwen3_next import complete_sparse_gguf, sparse
 from mlcpipe.nn.base_config import read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.gguf import EXPERTS, MOE, GgufFamily, GgufFile, read_experts
+from mlcpipe.nn.gguf import EXPERTS, MOE, GgufFamily
 
 __all__ = ["NAMES", "build"]
 
@@ -25,11 +25,4 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return sparse(base, (256, 8), normalize=True)
 
 
-def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
-    complete_gguf(file, config)
-    read_experts(file, config)
-    del config["intermediate_size"]  # of dense MLPs
-    config["shared_expert_intermediate_size"] = file.integer("expert_shared_feed_forward_length")
-
-
-GGUF = GgufFamily("qwen35moe", _complete_gguf, {**DELTAS, **MOE}, EXPERTS, rope="partial", norm_offset=1.0)
+GGUF = GgufFamily("qwen35moe", complete_sparse_gguf, {**DELTAS, **MOE}, EXPERTS, rope="partial", norm_offset=1.0)

@@ -95,6 +95,19 @@ def test_value_heads_in_turn_for_each_key_head(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, tiny.reference_logits(case, tokens), rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("apart", [False, True])
+def test_rows_of_delta_nets_by_key_head_or_by_part(apart: bool, tmp_path: Path) -> None:
+    """As llama.cpp's converter wrote Qwen 3 Next first, and later."""
+    case = tiny.TinyCase("qwen3_next", "default")
+    source, tokens = open_checkpoint(tiny.write_tiny(case, tmp_path / "source")), tiny.prompt_tokens(case, 20)
+    file = write_gguf(source, tmp_path / "model.gguf", apart=apart)
+    assert any(name.endswith("in_proj_z.weight") for name in open_checkpoint(file).tensors) == apart
+    mlcpipe.compile(file, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    found = mlcpipe.Engine(tmp_path / "bundle").logits(tokens)
+    np.testing.assert_allclose(found, tiny.reference_logits(case, tokens), rtol=0, atol=1e-4)
+
+
 def test_gate_and_up_of_experts_in_one_tensor(tmp_path: Path) -> None:
     case = tiny.TinyCase("mixtral", "default")
     source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=kept.SEED))

@@ -64,11 +64,13 @@ def write_gguf(
     up: gguf.GGMLQuantizationType | None = None,
     fused: bool = False,
     joined: bool = False,
+    apart: bool = False,
     **split: int,
 ) -> Path:
     """`source` as llama.cpp's conversion writes it: matrices in `kind`, experts' up in `up`, vectors in float32.
 
     `fused`: experts' gate and up are one tensor. `joined`: q, k and v are, as the first converters wrote them.
+    `apart`: those of delta nets, which Qwen 3 Next has by key head with z, lie by part, as later converters write them.
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
@@ -89,7 +91,8 @@ def write_gguf(
         if numbers := [source.read(name).ravel() for name in source.tensors if name.endswith(f"act_fn.{key}")]:
             writer.add_array(f"xielu.{key}", np.concatenate(numbers).tolist())
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"] + drafts)
-    for name, values in _joined(_stacked(source, family)) if joined else _stacked(source, family):
+    changed = _joined(_stacked(source, family)) if joined else _stacked(source, family)
+    for name, values in _apart(changed, config) if apart else changed:
         draft_name, nextn = _draft_name(name, config["num_hidden_layers"])
         both: tuple[str, ...] = (
             draft_name,
@@ -236,7 +239,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo
     if kind == "falcon_mamba":
         writer.add_ssm_dt_b_c_rms(True)
     attend = [one not in ("conv", "linear_attention", "mamba", "mlp", "moe") for one in types]
-    one = all(attend) or kind.startswith("qwen3_5")
+    one = all(attend) or kind.startswith(("qwen3_5", "qwen3_next"))
     writer.add_head_count_kv(kv_heads if one else [kv_heads * one for one in attend])
     if (sizes := _scan_sizes(config))["state_size"]:
         for key, size in sizes.items():
@@ -469,6 +472,21 @@ def _joined(tensors: Iterable[tuple[str, NDArray[np.float32]]]) -> Iterator[tupl
             yield name, values
 
 
+def _apart(
+    tensors: Iterator[tuple[str, NDArray[np.float32]]], config: dict[str, Any]
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    dim, value = config["linear_key_head_dim"], config["linear_value_head_dim"] * (heads // keys)
+    for name, values in tensors:
+        if ".in_proj_qkvz." not in name:
+            yield name, values
+            continue
+        by_head = np.split(values.reshape(keys, -1, values.shape[1]), [dim, 2 * dim, 2 * dim + value], axis=1)
+        *qkv, z = (part.reshape(-1, values.shape[1]) for part in by_head)
+        yield name.replace("qkvz", "qkv"), np.concatenate(qkv)
+        yield name.replace("qkvz", "z"), z
+
+
 def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
     config = with_usual_names(source.config)
@@ -522,7 +540,7 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = values + np.float32(family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
-        if "linear_attn." in name:
+        if "linear_attn." in name and kind != "qwen3_next":
             values = _tiled(config, name, values)
         if parts[-2] in ("k_b_proj", "v_b_proj"):
             values = values.reshape(config["num_attention_heads"], -1, values.shape[1])

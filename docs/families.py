@@ -62,6 +62,7 @@ _POPULAR = (
     ("Ling-3.0-Flash", "bailing_hybrid"),
     ("Falcon-H1", "falcon_h1"),
     ("Zamba2 1.2B, 2.7B, 7B", "zamba2"),
+    ("RWKV7-World, RWKV7-G1", "rwkv7"),
     ("DeepSeek-V3, R1, Kimi-K2, Moonlight", "deepseek_v3"),
     ("DeepSeek-V2-Lite, Coder-V2-Lite", "deepseek_v2"),
     ("Llama 4 Scout, Maverick", "llama4"),
@@ -85,9 +86,9 @@ def page() -> str:
         _table("models | model_type | runs | GGUF", map(_popular, *zip(*_POPULAR))),
         "## Families that write text",
         f"{len(model_types())} families write text. A name is the `model_type` of config.json and the file in"
-        " `mlcpipe/models`. Tests compare each with transformers: logits agree within 1e-4 in prefill and in steps, and"
-        " so do greedy tokens. Fields that are refused have another meaning than the one that is built: such a model is"
-        " refused by name, with the field.",
+        " `mlcpipe/models`. Tests compare each with transformers, RWKV-7 with its published formula: logits agree"
+        " within 1e-4 in prefill and in steps, and so do greedy tokens. Fields that are refused have another meaning"
+        " than the one that is built: such a model is refused by name, with the field.",
         _table("family | what it is | models | GGUF | refused unless neutral", _families()),
         "## Text models inside others",
         "Of a model of pictures the text model is read, with its own family. Those that see do so in Python on CPUs;"

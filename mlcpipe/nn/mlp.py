@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_python_tanh": lambda x: op.gelu(x, approximate="tanh"),
     "gelu_new": lambda x: op.gelu(x, approximate="tanh"),
     "relu": op.relu,
-    "relu2": lambda x: op.square(op.relu(x)),
+    **dict.fromkeys(("relu2", "sqrelu"), lambda x: op.square(op.relu(x))),
 }
 
 

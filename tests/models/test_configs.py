@@ -15,6 +15,7 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
+from tests.models import rwkv7
 from tests.models.small_configs import EXPERTS, FAMILIES, LONG, YARN, build, config, names, slides, traits
 
 # (fields, words that the error must contain): refused in every family.
@@ -123,6 +124,7 @@ OWN: list[dict[str, Any]] = [
 ]
 
 
+rwkv7.register()
 DEFAULTS = {family: AutoConfig.for_model(family).to_dict() for family in FAMILIES}
 
 

@@ -33,6 +33,7 @@ CONVOLVES = tiny.TinyCase("lfm2", "default", {"num_hidden_layers": 4, "full_attn
 SCANS = tiny.TinyCase("granitemoehybrid", "default", {"num_local_experts": 0})
 DELTAS = tiny.TinyCase("qwen3_5_text", "default")
 CHANNELS = tiny.TinyCase("kimi_linear", "default")
+MATRICES = tiny.TinyCase("rwkv7", "default")
 SHARED = tiny.TinyCase("zamba2", "default")
 PROMPT, ANSWER = 100, 20  # the last token of the answer is not computed
 LAST_BORDER = (PROMPT - 1) // 16 * 16
@@ -46,6 +47,7 @@ LONG_CHUNKS = Limits(256, prefill_chunk=128, sequences=16)
         pytest.param((QUICK, SCANS), id="cpu-scans", marks=pytest.mark.full),
         pytest.param((QUICK, DELTAS), id="cpu-deltas", marks=pytest.mark.full),
         pytest.param((QUICK, CHANNELS), id="cpu-channels", marks=pytest.mark.everything),
+        pytest.param((QUICK, MATRICES), id="cpu-matrices", marks=pytest.mark.full),
         pytest.param((QUICK, SHARED), id="cpu-shared", marks=pytest.mark.everything),
         pytest.param(("vulkan", SCANS), id="vulkan-scans", marks=pytest.mark.full),
         pytest.param(("vulkan", DELTAS), id="vulkan-deltas", marks=pytest.mark.everything),

@@ -46,9 +46,11 @@ from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2 import modeling_minimax_m2
 
 from mlcpipe.models import model_types
+from tests.models import rwkv7
 from tests.models.legacy import hub_config
 from tests.models.variants import OWN, VARIANTS
 
+rwkv7.register()
 GREEDY_TOKENS = 64
 GREEDY_PROMPT = 20
 # Smallest distance of the two best logits over a greedy run: below it, rounding may pick another token.

@@ -130,6 +130,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "time_step_min": 1e-12,  # a bound of transformers' prompts alone
         "time_step_floor": 0.5,  # at which dt starts
     },
+    "rwkv7": {"decay_low_rank_dim": 8, "a_low_rank_dim": 12, "v_low_rank_dim": 6, "gate_low_rank_dim": 20},
     "zamba2": {
         "num_hidden_layers": 4,
         "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
@@ -740,6 +741,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
         "sparse_step": {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True},
+    },
+    "rwkv7": {
+        "plain": {
+            "norm_first": False,
+            "norm_bias": False,
+            "head_dim": 32,
+            "intermediate_size": None,
+            "tie_word_embeddings": True,
+        }
     },
     "vaultgemma": {
         "softcaps": {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 20}

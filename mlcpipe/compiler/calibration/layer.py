@@ -103,10 +103,11 @@ def model_of(checkpoint: Checkpoint) -> CausalLM:
     model = prepare_model(checkpoint.config, load_target(LOCAL_TARGET), load_scheme("q0f32"), "f32")
     if not isinstance(model, CausalLM):
         raise ConfigError("a calibration text is for models that write text", found=checkpoint.config["model_type"])
-    if model.model.per_layer is not None or any(of.reads is not None for of in model.attentions()):
+    more = (model.model.per_layer, model.model.streams)
+    if more != (None, None) or any(of.reads is not None for of in model.attentions()):
         raise ConfigError(
             "a calibration text for layers that read more than their input", where=checkpoint.path,
-            expected="a model without embeddings for each layer or shared keys", next_step="use --method rtn",
+            expected="a model without streams, inputs for each layer or shared keys", next_step="use --method rtn",
         )  # fmt: skip
     return model
 

@@ -115,6 +115,11 @@ def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
         library = _gpt2(folder, kind or GPT2)
     elif (folder / "vocab.txt").exists() and kind == BERT:
         library = _bert(folder)
+    elif own := sorted(folder.glob("rwkv_vocab*.txt")):
+        raise TokenizerError(
+            "RWKV's own tokenizer is not supported", where=own[0], expected="tokenizer.json",
+            next_step="take a copy of the model that has one",
+        )  # fmt: skip
     else:
         pieces = sorted(p.name for p in (*folder.glob("*.model"), *folder.glob("*.tiktoken"), *folder.glob("vocab.*")))
         if pieces:

@@ -135,7 +135,7 @@ def test_a_file_that_was_cut_meanwhile(source: Checkpoint, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"arch": "rwkv7"}, "unknown architecture in general.architecture.*found 'rwkv7'"),
+        ({"arch": "rwkv6"}, "unknown architecture in general.architecture.*found 'rwkv6'"),
         ({"drop": "block_count"}, "key llama.block_count"),
         ({"drop": "embedding_length"}, "key llama.embedding_length"),
         ({"token_embd.weight": None, "a": np.zeros((2, 2), np.float32)}, "no embedding"),

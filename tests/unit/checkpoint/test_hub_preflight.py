@@ -90,7 +90,7 @@ def test_commands_that_download(
     there = partial(resolve, cache_dir=tmp_path / "cache", endpoint=hub.endpoint)
     monkeypatch.setattr("mlcpipe.checkpoint.resolve", there)
     monkeypatch.chdir(tmp_path)
-    hub.files["config.json"] = json.dumps(json.loads(hub.files["config.json"]) | {"model_type": "rwkv7"}).encode()
+    hub.files["config.json"] = json.dumps(json.loads(hub.files["config.json"]) | {"model_type": "rwkv6"}).encode()
     assert main([*command.split(), SPEC]) == 2 and hub.gets(WEIGHTS) == []
     assert "unknown architecture in config.json model_type of hf://" in " ".join(capsys.readouterr().err.split())
 
@@ -166,7 +166,7 @@ def test_a_gguf_file_by_its_header(gguf_hub: Hub, tmp_path: Path) -> None:
     assert f"the model writes text and has no embeddings in {spec}" in refusal(gguf_hub, tmp_path, spec, EMBED)
     ranges = [str(asked).removeprefix("bytes=").split("-") for asked in gguf_hub.gets(name)]
     assert sum(int(last) - int(first) + 1 for first, last in ranges) < len(content) / 2
-    gguf_hub.files[name] = content.replace(b"llama", b"rwkv7")
+    gguf_hub.files[name] = content.replace(b"llama", b"rwkv6")
     words = "unknown architecture in general.architecture of 'hf://org/tiny-model@main:F32'"
     assert words in refusal(gguf_hub, tmp_path, spec)
     assert None not in gguf_hub.gets(name)  # never the whole file

@@ -85,7 +85,7 @@ def test_unknown_names(checkpoint: Path, output: Path) -> None:
     assert "q8f16_1" in refused(checkpoint, output, ConfigError, "unknown quantization", quantization="q5_k")
     assert "`mlcpipe doctor` lists" in refused(checkpoint, output, TargetError, "unknown target", target="tpu")
     refused(checkpoint, output, TargetError, "missing target file", target="./absent.toml")
-    edit_config(checkpoint, model_type="rwkv7")
+    edit_config(checkpoint, model_type="rwkv6")
     assert "llama" in refused(checkpoint, output, ConfigError, "unknown architecture")
 
 

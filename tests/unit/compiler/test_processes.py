@@ -140,7 +140,7 @@ def test_the_command_says_it_in_one_line(
     (tmp_path / "out").mkdir()
     output, options = tmp_path / "out" / "bundle", []
     if case == "architecture":
-        (checkpoint / "config.json").write_text('{"model_type": "rwkv7"}')
+        (checkpoint / "config.json").write_text('{"model_type": "rwkv6"}')
     elif case == "missing tensor":
         model = TinyLlama(layers=1)
         write_llama(checkpoint, model)

@@ -192,6 +192,9 @@ def test_sentencepiece_alone_says_how_to_convert(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(TokenizerError, match=r"only tokenizer.model; convert it once: .*AutoTokenizer.*sentencepiece"):
         load(tmp_path)
+    (tmp_path / "rwkv_vocab_v20230424.txt").write_text("1 b'a' 1\n", encoding="utf-8")
+    with pytest.raises(TokenizerError, match=r"RWKV's own tokenizer is not supported .*v20230424.txt; expected tok"):
+        load(tmp_path)
 
 
 def test_a_vocabulary_larger_than_the_model_is_refused(folder: Path) -> None:

@@ -9,6 +9,7 @@ from tests.kernels.cases.cpu import (
     matmul,
     norm,
     page_attention,
+    rwkv,
     sampling,
     short_conv,
     ssm_scan,
@@ -24,6 +25,7 @@ CASES: tuple[Case, ...] = (
     *adapters.cases(),
     *gated_delta.cases(),
     *short_conv.cases(),
+    *rwkv.cases(),
     *ssm_scan.cases(),
 )
 

@@ -13,6 +13,7 @@ from tests.kernels.cases.gpu import (
     norm,
     page_attention,
     route,
+    rwkv,
     sampling,
     short_conv,
     ssm_scan,
@@ -36,5 +37,6 @@ CASES: Mapping[str, Case] = {
     **adapters.CASES,
     **gated_delta.CASES,
     **short_conv.CASES,
+    **rwkv.CASES,
     **ssm_scan.CASES,
 }

@@ -15,6 +15,10 @@ transformers = pytest.importorskip("transformers", reason="the references are tr
 from PIL import Image
 
 import mlcpipe
+from mlcpipe.cli.chat.renderer import PlainRenderer
+from mlcpipe.cli.chat.session import Session
+from mlcpipe.cli.chat.settings import Settings
+from mlcpipe.cli.chat.slash_commands import Commands
 from mlcpipe.errors import TemplateError, UsageError
 from mlcpipe.runtime.pictures import marked, with_rows
 from tests.conftest import EXACT
@@ -152,3 +156,29 @@ def test_what_is_refused(seeing: Any, tmp_path: Path) -> None:
     engine.chat(user(sight.noise(9, 9), "x"), max_tokens=1)
     with pytest.raises(UsageError, match="a chat with pictures is not saved"):
         engine.save(tmp_path / "chat")
+
+
+def test_the_chat_of_the_command_line_shows_pictures(seeing: Any, tmp_path: Path) -> None:
+    """With the question that they are shown for, in later turns, after a reload, and again with /regen."""
+    _, _, engine = seeing
+    image, path = sight.noise(40, 96, 4), tmp_path / "picture.png"
+    Image.fromarray(image).save(path)
+    shown: list[str] = []
+    session = Session(engine, Settings().with_values({"temperature": 0, "max_tokens": 5}))
+    commands = Commands(session, shown.append, lambda: None, lambda: None, shown.append)
+    renderer = PlainRenderer(lambda text: None)
+    assert commands.run(f"/image {path}")
+    answer = session.ask("what?", renderer)
+    options = {"temperature": 0.0, "max_tokens": 5}
+    assert answer.text == engine.chat(user(image, "what?"), **options).text
+    turns = [*user(image, "what?"), {"role": "assistant", "content": answer.text}, *user("and?")]
+    assert session.ask("and?", renderer).text == engine.chat(turns, **options).text
+    assert session.context_tokens()[0] > 40
+    session.save(tmp_path / "chat.json")
+    again = Session(engine, Settings())
+    assert again.load(tmp_path / "chat.json") == 4
+    again.undo()
+    assert again.regenerate(renderer).text == answer.text
+    for wrong, words in ((tmp_path / "none", "expected a path of a file"), (tmp_path / "chat.json", "no known format")):
+        with pytest.raises(UsageError, match=words):
+            commands.run(f"/image {wrong}")

@@ -47,6 +47,10 @@ _IN_BROWSER = "In the browser"
 def chat_command(
     model: ModelArgument = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask this, print the answer and exit.")] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="Show a picture with the first question (JPEG, PNG, WebP or GIF); may be repeated."),
+    ] = None,
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     target: TargetOption = None,
     quantization: QuantizationOption = None,
@@ -111,6 +115,8 @@ def chat_command(
 
     `mlcpipe chat ./Qwen3-0.6B --device vulkan`
 
+    `mlcpipe chat hf://HuggingFaceTB/SmolVLM2-500M-Video-Instruct --image photo.jpg --prompt "What is this?"`
+
     `mlcpipe chat --session long.chat`
 
     `mlcpipe chat --web`
@@ -118,8 +124,8 @@ def chat_command(
     if web:
         from mlcpipe.cli.web import chat_in_browser
 
-        others = {"prompt": prompt, "system": system, "context": context, "kv_cache_dtype": kv_cache_dtype,
-                  "context-shift": context_shift,
+        others = {"prompt": prompt, "image": image, "system": system, "context": context,
+                  "kv_cache_dtype": kv_cache_dtype, "context-shift": context_shift,
                   "raw": raw, "session": file, "json": as_json,
                   "allow-control-tokens": allow_control_tokens,
                   "no-stats": not stats, "hide-thinking": hide_thinking, "reasoning-effort": reasoning_effort,
@@ -140,6 +146,8 @@ def chat_command(
         raise UsageError("--raw has no place for a --system message", next_step="leave one of them out")
     if file is not None and adapter is not None:
         raise UsageError("--session saves no chats with an --adapter", next_step="leave one of them out")
+    if raw and image:
+        raise UsageError("--raw has no place for an --image", next_step="leave one of them out")
     if raw and "think" in values:
         raise UsageError("--raw has no thinking to switch", next_step="leave one of them out")
     if raw and allow_control_tokens:
@@ -170,6 +178,8 @@ def chat_command(
     )
     if file is not None:
         session.resume(file, values, system)
+    for path in image or ():
+        session.show(path)
     describe = SpeedLine(engine, console)
     if question is None:
         about = _about(engine, model, device, target, *places)

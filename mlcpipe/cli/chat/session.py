@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +58,7 @@ class Session:
         self._raw = raw
         self._allow_control_tokens = allow_control_tokens
         self._turns: list[Message] = []
+        self._pictures: list[str] = []  # of the next question
         self._kept: list[Message] = []  # the turns that a file has
         self._file: Path | None = None
         self._attempt = 0
@@ -84,8 +85,10 @@ class Session:
 
     def context_tokens(self) -> tuple[int, int]:
         """The tokens of the messages, 0 without turns and for raw text, and those that the context has."""
-        used = 0
-        if self._turns and not self._raw:
+        used, stats = 0, self.last_stats
+        if stats is not None and any("pictures" in turn for turn in self._turns):
+            used = stats.prompt_tokens + stats.completion_tokens
+        elif self._turns and not self._raw:
             variables = thinking_variables(self._engine.tokenizer.chat_template(), self.settings.think)
             used = len(self._engine.tokenizer.encode_chat(self.messages, add_generation_prompt=False, **variables))
         return used, self._engine.context_length
@@ -98,13 +101,24 @@ class Session:
             thinking_variables(self._engine.tokenizer.chat_template(), settings.think)
         self.settings = settings
 
+    def show(self, path: Path) -> None:
+        """Show a picture with the next question. Raises UsageError for none, and for a model that sees none."""
+        from mlcpipe.runtime.pictures import read_pictures
+
+        place = path.expanduser().absolute()
+        vision = None if self._raw else self._engine.manifest.model.vision
+        read_pictures([(str(place), place)], vision, self._engine.context_length)
+        self._pictures.append(str(place))
+
     def ask(self, question: str, renderer: Renderer) -> Answer:
         """Answer a question and remember both; a question without an answer is forgotten.
 
         Raises MlcpipeError, and KeyboardInterrupt if Ctrl-C came before the first token.
         """
         self._attempt = 0
-        return self._answer(well_formed(question), renderer)
+        answer = self._answer(well_formed(question), self._pictures, renderer)
+        self._pictures = []
+        return answer
 
     def regenerate(self, renderer: Renderer, question: str | None = None) -> Answer:
         """Answer the last question again, where a fixed seed moves by one, or `question` in its place.
@@ -112,11 +126,12 @@ class Session:
         Raises UsageError if there is none.
         """
         turns = self._turns
-        last = self._last("try again")[0]["content"]
+        asked = self._last("try again")[0]
+        last, pictures = asked["content"], asked.get("pictures", ())
         self._attempt = self._attempt + 1 if question is None else 0
         try:
             self._turns = turns[:-2]
-            answer = self._answer(last if question is None else well_formed(question), renderer)
+            answer = self._answer(last if question is None else well_formed(question), pictures, renderer)
         except BaseException:
             self._turns = turns
             raise
@@ -129,15 +144,15 @@ class Session:
         question, _ = self._last("undo")
         self._turns = self._turns[:-2]
         self._attempt = 0
-        return question["content"]
+        return str(question["content"])
 
     def answer_to_copy(self) -> str:
         """The last answer. Raises UsageError if there is none."""
-        return self._last("copy")[1]["content"]
+        return str(self._last("copy")[1]["content"])
 
     def reset(self) -> None:
         """Forget all turns; system message and settings stay."""
-        self._turns = []
+        self._turns, self._pictures = [], []
         self._attempt = 0
 
     def save(self, path: Path) -> int:
@@ -179,8 +194,8 @@ class Session:
             raise UsageError("no folder for the chat", where=path, next_step="make it or give another name")
         self._file = path
 
-    def _answer(self, question: str, renderer: Renderer) -> Answer:
-        turn = {"role": "user", "content": question}
+    def _answer(self, question: str, pictures: Sequence[str], renderer: Renderer) -> Answer:
+        turn: Message = {"role": "user", "content": question} | ({"pictures": [*pictures]} if pictures else {})
         sampling, limit = self.settings.sampling_again(self._attempt), self.settings.max_tokens
         if self._raw:
             stream = self._engine.generate(question, sampling=sampling, max_tokens=limit, stream=True)
@@ -188,10 +203,11 @@ class Session:
         else:
             messages, think, tokenizer = [*self.messages, turn], self.settings.think, self._engine.tokenizer
             template = tokenizer.chat_template()
-            prompt = template.render(messages, **thinking_variables(template, think))
+            texts = [_without_pictures(one) for one in messages]
+            prompt = template.render(texts, **thinking_variables(template, think))
             reader = _Reader(renderer, ReasoningSplitter(open=opens_thoughts(template.source, prompt)))
             stream = self._engine.chat(
-                messages,
+                [_with_pictures(one) for one in messages],
                 sampling=sampling,
                 max_tokens=limit,
                 allow_control_tokens=self._allow_control_tokens,
@@ -228,6 +244,18 @@ class Session:
         if self.last_turn is None:
             raise UsageError(f"there is no answer to {what}", next_step="ask something first")
         return self.last_turn
+
+
+def _without_pictures(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name != "pictures"}
+
+
+def _with_pictures(message: Message) -> Message:
+    """A message as `Engine.chat` takes it: pictures, then the text."""
+    if "pictures" not in message:
+        return message
+    parts = [{"type": "image", "image": Path(path)} for path in message["pictures"]]
+    return {**_without_pictures(message), "content": [*parts, {"type": "text", "text": message["content"]}]}
 
 
 class _Reader:

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "/edit": Command("", "change the last question in $VISUAL or $EDITOR and ask again"),
     "/regen": Command("", "answer the last question again (a fixed seed moves by one)"),
     "/copy": Command("", "copy the last answer to the terminal's clipboard"),
+    "/image": Command("FILE", "show a picture with the next question, if the model sees"),
     "/system": Command("[TEXT]", 'set the system message; "" removes it, alone shows it'),
     "/set": Command("[key value …]", "change how answers are made; alone shows the settings"),
     "/show": Command("", "show the model, the device, the context and the settings"),
@@ -119,6 +120,11 @@ class Commands:
         text = self.session.answer_to_copy()
         self.copy(text)
         self.say(f"sent {len(text)} characters to the clipboard by OSC 52, if the terminal allows it")
+
+    def _image(self, argument: str) -> None:
+        path = _path(argument)
+        self.session.show(path)
+        self.say(f"shown with the next question: {path}")
 
     def _system(self, argument: str) -> None:
         if argument:

@@ -3,7 +3,8 @@
 It is a file of its own, or part of one with keys and values (`mlcpipe/runtime/chat_file.py`).
 
 {"format": "mlcpipe-chat", "version": 1, "model": "…", "settings": {…},
- "messages": [{"role": …, "content": …}]}, answers with thoughts have "reasoning_content" too
+ "messages": [{"role": …, "content": …}]}; answers with thoughts have "reasoning_content" too, and questions about
+pictures their paths: "pictures"
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mlcpipe.support.json_files import OnlyKnown, read_json_object, validated
 MAX_BYTES = 16 << 20  # a million tokens take a quarter of this
 _WHAT = "the saved chat"
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class _Message(OnlyKnown, BaseModel):
     role: Literal["system", "user", "assistant"]
     content: str
     reasoning_content: str | None = None
+    pictures: list[str] | None = None
 
 
 def _alternating(messages: list[_Message]) -> list[_Message]:

@@ -106,7 +106,8 @@ def load(
     store = None
     if options.prefixes is not None:
         store = PrefixStore(options.prefixes, manifest, serving.context_length)
-    loaded = Loaded(serving, tokenizer, Facts(names, about, defaults), store, adapters)
+    vision = None if options.ray else manifest.model.vision
+    loaded = Loaded(serving, tokenizer, Facts(names, about, defaults, vision), store, adapters)
     _warm(loaded, texts, namespaces)
     if bundles.encoder is None:
         return loaded

@@ -57,7 +57,14 @@ async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -
     style, tools = service.calling.style, conversation.choice.tools
     return await service.apart(
         lambda: render(
-            service.tokenizer, conversation.messages, tools, style, conversation.variables, conversation.ending
+            service.tokenizer,
+            conversation.messages,
+            tools,
+            style,
+            conversation.variables,
+            conversation.ending,
+            service.facts.vision,
+            service.engine.context_length,
         ),
         nbytes,
     )
@@ -82,7 +89,11 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
     request = service.request(body, prompt.tokens, most)
     rules = await service.rules(body, _budget(service, conversation), prompt.thinking)
     request = replace(
-        request, logprobs=conversation.logprobs, rules=rules, prompt_logprobs=conversation.prompt_logprobs
+        request,
+        logprobs=conversation.logprobs,
+        rules=rules,
+        prompt_logprobs=conversation.prompt_logprobs,
+        pictures=prompt.pictures,
     )
     if conversation.prediction is not None:
         text = conversation.prediction[: service.tokenizer.most_chars]

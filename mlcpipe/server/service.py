@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlcpipe.bundle.manifest import VisionInfo
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.answer_reader import Reading
 from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
@@ -42,12 +43,13 @@ DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)  # as in the OpenAI API
 class Facts:
     """names: of the model, the first is its own, "*" takes any; about: extra fields of `/v1/models`.
 
-    defaults: sampling settings that a request does not set.
+    defaults: sampling settings that a request does not set. vision: the tower of a model that sees.
     """
 
     names: tuple[str, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
     defaults: SamplingParams = DEFAULTS
+    vision: VisionInfo | None = None
 
     def check(self, name: str | None, more: Iterable[str] = ()) -> None:
         """Raises ApiError for a model that has none of the names, nor one of `more`."""

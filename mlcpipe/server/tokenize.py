@@ -13,6 +13,7 @@ from mlcpipe.server.conversation import Conversation, ending_of, prompt_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.service import Service
+from mlcpipe.vision.processors.picture import ids_of
 
 router = APIRouter()
 
@@ -77,7 +78,8 @@ async def tokens_of(service: Service, body: PromptFields) -> list[int]:
             return await service.apart(lambda: _literal(service, text, around=around), body.nbytes)
         return await service.apart(lambda: service.tokenizer.encode(text, add_special_tokens=around), body.nbytes)
     conversation = await service.aside(lambda: _conversation(body), body.nbytes)
-    return (await prompt_of(service, conversation, body.nbytes)).tokens
+    prompt = await prompt_of(service, conversation, body.nbytes)
+    return ids_of(prompt.tokens, prompt.pictures)
 
 
 def _literal(service: Service, text: str, *, around: bool) -> list[int]:

@@ -19,7 +19,7 @@ from mlcpipe.runtime.sampling_params import CacheMiss, SamplingParams
 from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter
 from mlcpipe.runtime.serving.grammar import Grammar
 from mlcpipe.runtime.token_rules import TokenRules
-from mlcpipe.vision.processors.picture import Picture
+from mlcpipe.vision.processors.picture import Picture, ids_of
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
 Wake = Callable[["Sequence[Stream]"], None]
@@ -73,9 +73,7 @@ class Request:
     @property
     def ids(self) -> list[int]:
         """The prompt's tokens of the vocabulary: those of pictures are the token that stands for one."""
-        if not self.pictures:
-            return self.tokens
-        return [token if token >= 0 else self.pictures[0].info.token for token in self.tokens]
+        return ids_of(self.tokens, self.pictures)
 
 
 class PromptLogprob(NamedTuple):

@@ -51,6 +51,11 @@ def picture_row(token: int) -> tuple[int, int]:
     return ~token >> _ROW_BITS, ~token & (1 << _ROW_BITS) - 1
 
 
+def ids_of(tokens: list[int], pictures: Sequence[Picture]) -> list[int]:
+    """A prompt's tokens of the vocabulary: those of pictures are the token that stands for one."""
+    return [token if token >= 0 else pictures[0].info.token for token in tokens] if pictures else tokens
+
+
 def normalized(pixels: NDArray[np.uint8], mean: Any, std: Any) -> Floats:
     """pixels uint8 [..., 3] -> f32, (pixels / 255 - mean) / std by channel, rounded as transformers rounds it."""
     unit = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)

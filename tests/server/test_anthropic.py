@@ -88,7 +88,7 @@ def test_errors_have_anthropic_s_form(claude: Any, client: httpx2.Client) -> Non
         claude.messages.create(model="claude-9", max_tokens=5, messages=HELLO)
     assert missing.value.body["error"]["type"] == "not_found_error"
     for change in (
-        {"max_tokens": 0},
+        {"max_tokens": -2},
         {"max_tokens": None},
         {"messages": []},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlcpipe.cli.options import from_fields
 from mlcpipe.cli.serve_embeddings import loaded_embedder, manifest_of, say_ready
 from mlcpipe.cli.serve_loading import Bundles, load, name_of, prepare
-from mlcpipe.cli.serve_options import ServeOptions
+from mlcpipe.cli.serve_options import AccessLog, ServeOptions
 from mlcpipe.cli.serve_replicas import check_on_host, check_ray, serve_replicas, threads_of_each
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import UsageError, last_line
@@ -71,7 +71,7 @@ def serve_command(options: ServeOptions) -> None:
         rules = Rules(
             options.keys, host, loopback, options.max_per_key, shares_prompts=options.share_prompts,
             adapter_folders=options.adapter_folder, origins=options.allow_origin or (), hosts=options.allow_host or (),
-            tls=options.tls,
+            tls=options.tls, logs_access=options.access_log is AccessLog.json,
         )  # fmt: skip
         if not loopback and not options.keys:
             say(console, f"warning: everybody who reaches {host} may use the model")

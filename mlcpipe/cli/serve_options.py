@@ -39,6 +39,13 @@ class DraftKind(str, Enum):
     off = "off"
 
 
+class AccessLog(str, Enum):
+    """The form of the lines about requests."""
+
+    off = "off"
+    json = "json"
+
+
 @dataclass(frozen=True)
 class ServeOptions:
     """Each field is an option of the command line, with its help and default."""
@@ -99,6 +106,13 @@ class ServeOptions:
     ] = None
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate in PEM: serve HTTPS.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its key in PEM.")] = None
+    access_log: Annotated[
+        AccessLog,
+        typer.Option(
+            help="Write a line for each request to the standard output: time, id, client, method, path, status, bytes, "
+            "seconds; nothing of what it says."
+        ),
+    ] = AccessLog.off
     share_prompts: Annotated[
         bool,
         typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextvars import ContextVar
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +21,8 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 ANTHROPIC_PATH = "/v1/messages"
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""The name of the request that is being answered, "" where requests have none."""
 OLLAMA_PATHS = "/api/"
 _FIELD = re.compile(r"\w+(\[\d+\])?(\.\w+)*")
 _SHOWN = 3  # mistakes of a body that are listed
@@ -55,12 +58,13 @@ class ApiError(Exception):
         if path.startswith(OLLAMA_PATHS):
             return {"error": self.message}
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        named = {"request_id": name} if (name := request_id.get()) else {}
         if path.startswith(ANTHROPIC_PATH):
             kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else kind)
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            return {"type": "error", "error": {"type": kind, "message": self.message}, **named}
         kind = _OPENAI_TYPES.get(self.status, kind)
         code = self.code if self.code is not None else self.status if self.status >= 500 else None
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}, **named}
 
 
 def refused(error: MlcpipeError) -> ApiError:

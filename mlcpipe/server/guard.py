@@ -43,6 +43,7 @@ class Rules:
     per_key          concurrent requests, None for any number
     shares_prompts   whether keys share computed and saved prompts
     adapter_folders  whose adapters clients may load, None for all folders
+    logs_access      whether a line is written for each request
     """
 
     keys: Collection[str] = ()
@@ -55,6 +56,7 @@ class Rules:
     origins: Collection[str] = ()
     hosts: Collection[str] = ()
     tls: tuple[Path, Path] | None = None
+    logs_access: bool = False
 
     @cached_property
     def origin_pattern(self) -> str:

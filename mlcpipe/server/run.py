@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.interface import ServingEngine
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.access import Access
 from mlcpipe.server.app import create_app
 from mlcpipe.server.connections import ACCEPTED_AT_ONCE, Connection, most_connections
 from mlcpipe.server.embedding_service import EmbeddingEngine, EmbeddingService
@@ -121,7 +123,7 @@ def serve(
     app, guard = create(rules)
     certificate, key = rules.tls or (None, None)
     config = uvicorn.Config(
-        _with_cors(guard, rules),
+        Access(_with_cors(guard, rules), _write_line if rules.logs_access else None),
         ssl_certfile=certificate,
         ssl_keyfile=key,
         http=partial(Connection, most=most_connections(), refused=guard.refused),  # type: ignore[arg-type]
@@ -194,8 +196,15 @@ def _with_cors(guard: Guard, rules: Rules) -> Any:
         return guard
     return CORSMiddleware(
         cast(Any, guard), allow_origin_regex=rules.origin_pattern, allow_methods=["*"], allow_headers=["*"],
-        expose_headers=["retry-after", "x-cache"],
+        expose_headers=["retry-after", "x-cache", "x-request-id", "request-id"],
     )  # fmt: skip
+
+
+def _write_line(line: str) -> None:
+    """To the standard output; a reader that has gone ends no request."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def check_tls(tls: tuple[Path, Path]) -> None:

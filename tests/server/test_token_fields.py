@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CHAT, TEXT = "/v1/chat/completions", "A bundle holds the weights of a model, and who reads"
 HELLO = [{"role": "user", "content": "What does a bundle hold?"}]
+ASKED = 8  # answers
 THINKS = "{{ messages[-1].content }}\n<think>{# </think> #}"
 
 
@@ -211,3 +212,16 @@ def test_an_answer_continues_what_anthropic_s_clients_begin(engine: Batching, to
     same = one(engine, tokenizer, CHAT, messages=begun, continue_final_message=True, **body)
     assert block["text"] == same["choices"][0]["message"]["content"]
     assert block["text"] != one(engine, tokenizer, "/v1/messages", messages=HELLO, **body)["content"][0]["text"]
+
+
+def test_closed_objects_end(engine: Batching, tokenizer: Tokenizer) -> None:
+    """Open ones, which a schema may ask for, tempt a small model to go on."""
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    ended = {}
+    for more in (False, True):
+        form = {"type": "json_schema", "schema": {**schema, "additionalProperties": True} if more else schema}
+        body = {"messages": HELLO, "max_tokens": 80, "temperature": 1, "seed": 1, "n": ASKED, "response_format": form}
+        choices = one(engine, tokenizer, CHAT, **body)["choices"]
+        ended[more] = [choice for choice in choices if choice["finish_reason"] == "stop"]
+    assert len(ended[False]) == ASKED > len(ended[True])
+    assert all(json.loads(choice["message"]["content"]).keys() == {"yes"} for choice in ended[False])

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.errors import MlcpipeError, UsageError
+from mlcpipe.runtime.serving.closed_schema import closed
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 MAX_SOURCE = 512 << 10  # characters of a schema or grammar
@@ -311,6 +312,10 @@ def _json_grammar(schema: str) -> dict[str, Any]:
             pending += [value for key, value in one.items() if key not in _DATA]
         elif isinstance(one, list):
             pending += one
+    try:
+        schema = json.dumps(closed(json.loads(schema)))
+    except RecursionError:
+        raise ValueError("the schema is nested too deep") from None
     grammars = json.loads(_llguidance().LLMatcher.grammar_from_json_schema(schema, defaults=_JSON))["grammars"]
     return dict(grammars[0])
 

@@ -215,7 +215,7 @@ def test_an_answer_continues_what_anthropic_s_clients_begin(engine: Batching, to
 
 
 def test_closed_objects_end(engine: Batching, tokenizer: Tokenizer) -> None:
-    """Open ones, which a schema may ask for, tempt a small model to go on."""
+    """Open ones, which a schema may ask for, tempt a small model to invent properties."""
     schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
     ended = {}
     for more in (False, True):

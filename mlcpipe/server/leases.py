@@ -9,6 +9,7 @@ from fastapi import Request
 
 from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.pooled_model import Kind
+from mlcpipe.server.sse import unless_left
 
 if TYPE_CHECKING:
     from mlcpipe.server.embedding_service import EmbeddingService
@@ -59,7 +60,13 @@ async def rerank_service(request: Request, model: str | None) -> EmbeddingServic
 
 
 async def _leased(request: Request, model: str | None, kind: Kind | None) -> Any:
+    """A client that leaves while its model loads waits no more."""
     leases: AsyncExitStack = request.state.leases
-    service = await leases.enter_async_context(pool_of(request).lease(model, kind))
+    pool = pool_of(request)
+    leased = leases.enter_async_context(pool.lease(model, kind))
+    if pool.single:
+        service = await leased
+    else:
+        service = await unless_left(request, leased, lambda: None)
     request.state.service = service
     return service

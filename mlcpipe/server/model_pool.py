@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -468,8 +469,12 @@ def _fault(model: Model) -> str:
 
 
 async def _load_adapters(service: Any, adapters: Mapping[str, Path]) -> None:
-    """Load again what clients had loaded before the model was unloaded."""
+    """Load again what clients had loaded before the model was unloaded; one that is gone is left out."""
     for name, folder in adapters.items():
-        if name not in service.adapters:
-            packed = await service.apart(lambda folder=folder, name=name: service.engine.read_adapter(folder, name))
+        if name in service.adapters:
+            continue
+        try:
+            packed = await service.apart(partial(service.engine.read_adapter, folder, name))
             service.adapters[name] = await asyncio.wrap_future(service.engine.load_adapter(packed))
+        except (ApiError, MlcpipeError) as error:
+            _log.error("the adapter %r of %r is left out: %s", name, service.name, error)

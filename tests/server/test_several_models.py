@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,17 @@ def test_random_requests_and_cancels_over_models_that_do_not_fit_together(
     assert "failed" not in states(client).values()
 
 
+def preparing(server: Running) -> list[psutil.Process]:
+    """The processes of a server that prepare models."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    found = []
+    for one in children:
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+            if "mlcpipe.server.preparing" in one.cmdline():  # of a zombie it is empty
+                found.append(one)
+    return found
+
+
 @pytest.mark.full
 def test_a_preparation_that_is_killed_costs_the_others_nothing(
     demo_bundles: Bundles, tiny_bundles: Bundles, tmp_path: Path
@@ -186,13 +198,16 @@ def test_a_preparation_that_is_killed_costs_the_others_nothing(
     options = ("--models", tmp_path, "--pin", "demo", "--target", QUICK, "--quantization", "q0f32")
     with running_server(*options) as running, httpx2.Client(base_url=running.url, timeout=120) as client:
         assert list(states(client)) == ["demo", "org/new"]
+        with pytest.raises(httpx2.ReadTimeout):  # leaves, and the load is given up
+            client.post("/v1/completions", json=chat_body("org/new", "a"), timeout=1)
+        while states(client)["org/new"] != "unloaded" or preparing(running):
+            pass
         refused: list[Any] = []
         asks = threading.Thread(
             target=lambda: refused.append(client.post("/v1/completions", json=chat_body("org/new", "a")))
         )
         asks.start()
-        children = psutil.Process(running.process.pid).children
-        while not (found := [one for one in children(recursive=True) if "mlcpipe.server.preparing" in one.cmdline()]):
+        while not (found := preparing(running)):
             pass
         try:
             found[0].suspend()

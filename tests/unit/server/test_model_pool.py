@@ -6,7 +6,9 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +33,7 @@ class Source:
         self.about: dict[str, Any] = {}
         self.loads = self.closed = self.stops = 0
         self.service: Any = None
+        self.more: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # of the engine, of the service
         self.beside: list[Source] = []
         self.excess = False  # whether it was loaded beside others that left no room for it
 
@@ -51,7 +54,8 @@ class Source:
 
     def made(self, fault: str) -> Any:
         self.service = SimpleNamespace(
-            name=self.names[0], kind=self.kind, engine=SimpleNamespace(fault=fault, close=lambda drain_s: None),
+            name=self.names[0], kind=self.kind, **self.more[1],
+            engine=SimpleNamespace(fault=fault, close=lambda drain_s: None, **self.more[0]),
             close=self.close, adapters={}, metrics=SimpleNamespace(text=lambda: b""), open=True,
         )  # fmt: skip
         return self.service
@@ -242,6 +246,37 @@ def test_a_request_does_not_wait_for_ever() -> None:
         async with pool_of(a, b, wait_s=0.0) as pool:
             with pytest.raises(ApiError, match="'a' is not loaded after 0 s"):
                 await use(pool, "a")
+
+    run(test)
+
+
+def test_adapters_come_back_with_their_model_but_for_one_that_is_gone() -> None:
+    a, b = Source("a", 6), Source("b", 6)
+
+    def read(folder: Path, name: str) -> Any:
+        if folder == Path("gone"):
+            raise ResourceError("no adapter")
+        return SimpleNamespace(path=folder, name=name)
+
+    async def apart(work: Callable[[], Any]) -> Any:
+        return work()
+
+    def load(packed: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(packed)
+        return done
+
+    async def test() -> None:
+        async with pool_of(a, b) as pool:
+            service = await use(pool, "a")
+            service.adapters.update({name: SimpleNamespace(path=Path(name)) for name in ("kept", "gone")})
+            await use(pool, "b")
+            assert pool.find("kept").name == "a" and pool.state("kept") == "unloaded"
+            a.more = {"read_adapter": read, "load_adapter": load}, {"apart": apart}
+            service = await use(pool, "kept")
+            assert service.name == "a" and list(service.adapters) == ["kept"]
+            with pytest.raises(ApiError, match="is not served here"):
+                await use(pool, "gone")
 
     run(test)
 

@@ -15,8 +15,9 @@ TEXT = {
     "model_type": "llama", "vocab_size": 304, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
 }  # fmt: skip
+# Heads of 72 dimensions, as SigLIP-so400m has them, and rows of no multiple of 32.
 VISION = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": TILE,
+    "hidden_size": 144, "intermediate_size": 268, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": TILE,
     "patch_size": 8,
 }  # fmt: skip
 PREPROCESSOR = {

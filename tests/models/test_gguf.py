@@ -96,7 +96,7 @@ def test_value_heads_in_turn_for_each_key_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("apart", [pytest.param(False, marks=pytest.mark.everything), True])
 def test_rows_of_delta_nets_by_key_head_or_by_part(apart: bool, tmp_path: Path) -> None:
     """As llama.cpp's converter wrote Qwen 3 Next first, and later."""
     case = tiny.TinyCase("qwen3_next", "default")

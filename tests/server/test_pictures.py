@@ -41,6 +41,22 @@ def asked(kind: str, one: Any, other: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": kind, kind: one}, text, {"type": kind, kind: other}]}]
 
 
+def ollama_sees_too(address: str, model: str, images: list[Any]) -> None:
+    """The same pictures, before the text as Ollama has them."""
+    ollama = pytest.importorskip("ollama")
+    data = [url(image)["url"].partition(",")[2] for image in images]
+    with ollama.Client(host=address) as client:
+        options = {"temperature": 0, "num_predict": 6}
+        chat = client.chat(model, [{"role": "user", "content": "and", "images": data}], options=options)
+        text = client.generate(model, "and", images=data, options=options)
+        other = client.chat(model, [{"role": "user", "content": "and", "images": data[::-1]}], options=options)
+        assert chat.message.content == text.response and chat.prompt_eval_count == text.prompt_eval_count > 10
+        assert other.message.content != chat.message.content
+        assert "vision" in client.show(model).capabilities
+        with pytest.raises(ollama.ResponseError, match="in no known format"):
+            client.chat(model, [{"role": "user", "content": "and", "images": ["AAAA"]}])
+
+
 def test_answers_are_those_of_the_engine(bundle: Path) -> None:
     images = [sight.noise(40, 96, 5), sight.noise(96, 60, 6)]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
@@ -52,6 +68,7 @@ def test_answers_are_those_of_the_engine(bundle: Path) -> None:
         found = client.chat.completions.create(messages=messages, **options)
         assert found.choices[0].message.content == expected.text
         assert found.usage.prompt_tokens == expected.stats.prompt_tokens
+        ollama_sees_too(server.url, options["model"], images)
         for wrong, words in (
             ({"url": "https://127.0.0.1/a.png"}, "pictures elsewhere are not fetched"),
             ({"url": "file:///etc/passwd"}, "pictures elsewhere are not fetched"),

@@ -33,7 +33,7 @@ async def props(request: Request) -> dict[str, Any]:
         "model_path": service.name,
         "chat_template": service.tokenizer.chat_templates.get("default", ""),
         "chat_template_caps": {},
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": service.facts.vision is not None, "audio": False},
         "bos_token": special.get("bos_token") or "",
         "eos_token": special.get("eos_token") or "",
         "build_info": f"mlcpipe {__version__}",

@@ -20,11 +20,12 @@ from mlcpipe.server.leases import pool_of, text_service
 from mlcpipe.server.ollama.bodies import AnswerFields, ChatBody, GenerateBody
 from mlcpipe.server.ollama.naming import keep, served
 from mlcpipe.server.ollama.replies import Part, loaded, message_part, reply, text_part
+from mlcpipe.server.prompts import listed
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream
 
 router = APIRouter()
-_REFUSED = ("template", "context", "images")
+_REFUSED = ("template", "context")
 _OF_PICTURES = ("width", "height", "steps")
 
 
@@ -66,9 +67,10 @@ async def _answers(service: Service, body: GenerateBody, model: str | None) -> D
     sampling, prompt = body.sampling(model), body.prompt or ""
     if not (body.raw or body.suffix) and service.tokenizer.chat_templates:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": prompt}]
+        asked = {"role": "user", "content": prompt, "images": body.images}
+        messages = [*system, _message(asked, "prompt", sees=service.facts.vision is not None)]
         return await answers_to(service, sampling, _asked(service, body, messages))
-    for name in ("system", "think"):
+    for name in ("system", "think", "images"):
         if getattr(body, name):
             raise ApiError(400, f"{name}: a text that is continued as it is has none; leave it out", param=name)
     fields = {
@@ -85,7 +87,8 @@ async def _answers(service: Service, body: GenerateBody, model: str | None) -> D
 
 
 def _conversation(service: Service, body: ChatBody) -> Conversation:
-    messages = [_message(one, f"messages[{index}]") for index, one in enumerate(body.messages or ())]
+    sees = service.facts.vision is not None
+    messages = [_message(one, f"messages[{index}]", sees=sees) for index, one in enumerate(body.messages or ())]
     return replace(_asked(service, body, messages), choice=choice_of(body.tools or (), None))
 
 
@@ -104,14 +107,28 @@ def _asked(service: Service, body: AnswerFields, messages: list[dict[str, Any]])
     )
 
 
-def _message(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A message in the OpenAI API's form, which names the tool of a result otherwise."""
-    if given.get("images"):
-        raise _refused(f"{where}.images")
+def _message(given: Mapping[str, Any], where: str, *, sees: bool) -> dict[str, Any]:
+    """A message in the OpenAI API's form, which names the tool of a result otherwise. Raises ApiError for pictures that
+    the model does not see.
+    """
     message = dict(given)
+    images = message.pop("images", None)
+    if images and not (sees and message.get("role") == "user"):
+        raise _refused(f"{where}.images")
+    if images:
+        message["content"] = _seen(images, message.get("content") or "", f"{where}.images")
     if "tool_name" in message:
         message["name"] = message.pop("tool_name")
     return message
+
+
+def _seen(images: Any, text: Any, where: str) -> list[dict[str, Any]]:
+    """Pictures in base64 before a text, as parts of a message of the OpenAI API. Raises ApiError."""
+    texts = all(isinstance(one, str) for one in (text, *listed(images, where)))
+    if not texts:
+        raise ApiError(400, f"{where}: expected pictures in base64, and a text", param=where)
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/any;base64,{one}"}} for one in images]
+    return [*parts, {"type": "text", "text": text}]
 
 
 def _refused(name: str) -> ApiError:

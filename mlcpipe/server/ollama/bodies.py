@@ -149,10 +149,10 @@ class GenerateBody(AnswerFields):
     raw: bool | None = None
     truncate: bool | None = None
     shift: bool | None = None
+    images: list[str] | None = None
     # Refused by name.
     template: str | None = None
     context: list[int] | None = None
-    images: list[Any] | None = None
 
 
 class EmbedBody(KeptBody):

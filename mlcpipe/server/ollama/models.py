@@ -189,4 +189,5 @@ def _capabilities(service: AnyService) -> list[str]:
             found.append("tools")
         if END in source or EFFORT in template.variables or thinking_switch(template) is not None:
             found.append("thinking")
+    found += ["vision"] if service.facts.vision is not None else []
     return found if fill_in_ids(tokenizer) is None else [*found, "insert"]

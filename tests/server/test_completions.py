@@ -72,7 +72,6 @@ def test_logprobs_are_lists_side_by_side(ai: Any, expected: str) -> None:
 def test_what_the_model_lacks_is_refused(client: httpx2.Client) -> None:
     for body, words in (
         ({"suffix": "b"}, "fill in the middle"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"best_of": 3}, "best_of"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "token"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -224,3 +226,17 @@ def test_ctrl_c_ends_a_server(demo_bundle: Path) -> None:
     with running_server(demo_bundle, "--threads", 2) as running:
         assert running.end(number=signal.SIGINT) == 130
         assert not any("Traceback" in line for line in running.lines)
+
+
+def test_lines_about_requests_say_nothing_of_what_they_say(demo_bundle: Path) -> None:
+    program = [sys.executable, "-m", "mlcpipe", "serve", demo_bundle, "--port", "0", "--access-log", "json"]
+    with subprocess.Popen([*map(str, program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None and server.stdout is not None
+        url = next(found[0] for line in server.stderr if (found := re.search(r"https?://\S+:\d+(?=  \()", line)))
+        named = {"x-request-id": "mine"}
+        answer = httpx2.post(f"{url}/v1/chat/completions?a=b", json=SHORT, headers=named, timeout=60)
+        server.send_signal(signal.SIGTERM)
+        out, _ = server.communicate(timeout=60)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+    (line,) = map(json.loads, out.splitlines())
+    assert (line["request_id"], line["path"], line["status"]) == ("mine", "/v1/chat/completions", 200)

@@ -52,6 +52,8 @@ def errors_at(model: type[Body], field: str, value: Any) -> int:
         model.model_validate_json(json.dumps({field: value}))
     except ValidationError as error:
         return sum(one["loc"][:1] == (field,) for one in error.errors())
+    except ApiError as error:  # of a field that another becomes
+        return int(error.param == field)
     return 0
 
 

@@ -15,7 +15,7 @@ import mlcpipe
 from mlcpipe import SamplingParams
 from tests.conftest import QUICK, Bundles
 from tests.models import tiny
-from tests.native.engine import CANCELLED, NativeEngine, NativeError, Runtime, Submitted
+from tests.native.engine import CANCELLED, Answer, NativeEngine, NativeError, Runtime, Submitted
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
 DRAWN = SamplingParams(seed=3)
@@ -95,8 +95,10 @@ def test_an_answer_that_was_cancelled_is_gone_on_with(native: Open) -> None:
     assert engine.generate(prompt, DRAWN, max_tokens=10).tokens == expected
 
 
-def run_together(engine: NativeEngine, prompts: list[list[int]], drawn: list[SamplingParams]) -> list[Submitted]:
-    several = [engine.submit(tokens, how, max_tokens=40) for tokens, how in zip(prompts, drawn)]
+def run_together(
+    engine: NativeEngine, prompts: list[list[int]], drawn: list[SamplingParams], max_tokens: int = 40
+) -> list[Submitted]:
+    several = [engine.submit(tokens, how, max_tokens=max_tokens) for tokens, how in zip(prompts, drawn)]
     while engine.step():
         pass
     return several
@@ -166,7 +168,7 @@ def test_ten_turns_of_the_trained_hybrid(
 def test_the_head_of_the_trained_hybrid_drafts(
     hybrid_bundles: Bundles, runtime: Runtime, copy_of: Callable[[Path], Path]
 ) -> None:
-    """Its layer that drafts changes no answer, in turns that share pages, and more than half of what it drafts stands."""
+    """Its layer that drafts changes no answer, in turns that share pages."""
     bundle = copy_of(hybrid_bundles["q8f16_0"])
     with mlcpipe.Engine(hybrid_bundles["q8f16_0"], threads=1, context_length=512, draft="off") as python:
         chats = [
@@ -174,18 +176,17 @@ def test_the_head_of_the_trained_hybrid_drafts(
         ]
         prompts = [python.tokenizer.encode_chat(chat) for chat in chats]
     drawn = [SamplingParams(temperature=0.0), DRAWN, SamplingParams(temperature=0.0, frequency_penalty=0.3), DRAWN]
-    found, counts = [], []
-    for draft in ("off", None):
-        engine = runtime.open(bundle, threads=1, context_length=512, sequences=3, kv_tokens=1024, draft=draft or "")
+    found, drafted = [], {}
+    for draft in ("off", "lookup", ""):
+        engine = runtime.open(bundle, threads=1, context_length=512, sequences=3, kv_tokens=1024, draft=draft)
+        # In answers of three tokens texts have nothing that repeats. The first step drafts by the costs that are assumed.
+        short = run_together(engine, prompts, drawn, max_tokens=3)
+        drafted[draft] = sum(one.end.drafted_tokens for one in short if isinstance(one.end, Answer))
         first = run_together(engine, prompts, drawn)
         again = run_together(engine, [[*one, *answer.tokens, *one[:7]] for one, answer in zip(prompts, first)], drawn)
-        found.append([one.tokens for one in [*first, *again]])
-        counts.append(
-            [sum(getattr(one.end, f"{name}_tokens") for one in [*first, *again]) for name in ("drafted", "accepted")]
-        )
-    assert found[0] == found[1]
-    (none, _), (drafted, accepted) = counts
-    assert none == 0 and drafted / 2 < accepted <= drafted
+        found.append([one.tokens for one in [*short, *first, *again]])
+    assert found[0] == found[1] == found[2]
+    assert drafted["off"] == drafted["lookup"] == 0 < drafted[""]
 
 
 @pytest.mark.parametrize("bundle", [WINDOWS], indirect=True, ids=["windows"])

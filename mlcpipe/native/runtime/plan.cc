@@ -21,9 +21,10 @@ int64_t Checked(int64_t sequences) {
       .Found(std::to_string(sequences));
 }
 
-// What the draft head of a bundle takes where it drafts: the rows that steps keep for it, and its logits.
+// What the draft head of a bundle takes where it drafts: the rows that wait for it, and its logits.
 double DraftHeadBytes(const ModelInfo& model) {
-  const int64_t numbers = model.draft_head->kept * (kDecodeRows + model.prefill_chunk) +
+  const int64_t rows = kDecodeRows + model.prefill_chunk + kMaxSequences * kMaxWaitingRows;
+  const int64_t numbers = model.draft_head->kept * rows +
                           kMaxSequences * (model.draft_head->hidden_size + model.vocab_size);
   return 4.0 * static_cast<double>(numbers);
 }

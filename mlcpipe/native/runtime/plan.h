@@ -13,6 +13,7 @@
 namespace mlcpipe {
 
 constexpr int64_t kMaxSequences = 8;
+constexpr int64_t kMaxWaitingRows = 128;  // that the draft head has not seen of an answer, after which it starts over
 constexpr int64_t kDecodeRows = 16;  // of a decode of several answers: the logits of each take memory
 
 // How an engine is opened.

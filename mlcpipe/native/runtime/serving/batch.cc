@@ -129,7 +129,7 @@ void Batch::Decode(const serving::Step& step) {
   spans_.clear();
   rows_.clear();
   for (const auto& [sequence, count, logits] : step.decode) {
-    if (head_) head_->rows.push_back({sequence, static_cast<int64_t>(ids_.size()), sequence->computed, count});
+    if (head_) head_->KeepOfAnswer({sequence, static_cast<int64_t>(ids_.size()), sequence->computed, count});
     const FewTokens& draft = sequence->draft;
     const auto begin = sequence->tokens.begin() + sequence->computed;
     ids_.insert(ids_.end(), begin, begin + count - static_cast<int64_t>(draft.size()));
@@ -162,7 +162,7 @@ void Batch::Prefill(const serving::Step& step) {
   spans_.clear();
   rows_.clear();
   for (const auto& [sequence, begin, count, drawing] : step.prefill) {
-    if (head_) head_->prompt_rows.push_back({sequence, static_cast<int64_t>(ids_.size()), begin, count});
+    if (head_) head_->KeepOfPrompt({sequence, static_cast<int64_t>(ids_.size()), begin, count});
     const auto first = sequence->tokens.begin() + begin;
     ids_.insert(ids_.end(), first, first + count);
     spans_.push_back(SpanOf(*sequence, begin, count));

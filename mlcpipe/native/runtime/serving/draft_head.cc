@@ -20,7 +20,6 @@ constexpr int64_t kTrialLength = 3;     // of these drafts
 constexpr int64_t kRetryAfter = 64;     // steps without drafts, after which one round tells whether they pay now
 constexpr double kMinGain = 0.2;        // share of a step's time that drafting must save
 constexpr int64_t kMaxDecodeRows = 4;   // waiting rows of an answer that decode computes; more are computed as a prompt
-constexpr int64_t kMaxWaiting = 512;    // rows of an answer, after which the head starts over
 
 double SecondsSince(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
@@ -68,9 +67,9 @@ void DraftHead::Propose(Scheduler* scheduler, const RowOf& row_of, const TokenTa
       const State state = (one++)->second.answer->state;
       if (state == State::kWaiting || state == State::kEnded) Release(id);
     }
-    FollowPrompts(Followed(std::exchange(prompt_rows, {})));
+    FollowPrompts(Followed(std::exchange(prompt_rows_, {})));
     const auto began = Clock::now();
-    FollowAnswers(Followed(std::exchange(rows, {})));
+    FollowAnswers(Followed(std::exchange(rows_, {})));
     const double followed_s = SecondsSince(began);
     if (answers.empty()) return;
     const int64_t length = Length(scheduler, rates);
@@ -79,10 +78,18 @@ void DraftHead::Propose(Scheduler* scheduler, const RowOf& row_of, const TokenTa
     following_.Learn(followed_s, length ? kMinGain * step_s : 0, step_s);
   } catch (const tvm::ffi::Error&) {  // answers need no drafts
     ReclaimWorkspaces();
-    failed_ = true;
+    GiveUp();
   } catch (const std::bad_alloc&) {
-    failed_ = true;
+    GiveUp();
   }
+}
+
+// Nothing is drafted any more, and nothing kept.
+void DraftHead::GiveUp() {
+  failed_ = true;
+  rows_.clear();
+  prompt_rows_.clear();
+  followers_.clear();
 }
 
 // Whether the head keeps up with an answer: with all of them, or some where that takes too long.
@@ -148,7 +155,7 @@ void DraftHead::FollowAnswers(const std::vector<KeptRows>& kept) {
       follower->waiting.resize(before + static_cast<size_t>(added * info_.kept));
       CopyOut(hidden, first * row_bytes, follower->waiting.data() + before, static_cast<size_t>(added) * row_bytes);
     }
-    if (follower->mine.left() > kMaxWaiting) Release(rows.sequence->id);
+    if (follower->mine.left() > kMaxWaitingRows) Release(rows.sequence->id);
   }
 }
 

@@ -35,9 +35,11 @@ class DraftHead {
   // The scheduler's running sequences get drafts where that pays. Once that has failed they get none.
   void Propose(Scheduler* scheduler, const RowOf& row_of, const TokenTables& weights);
 
-  // What the model's forwards keep, f32[rows, kept], and of whom: of answers and of prompts, since the last `Propose`.
+  // What the model's forwards keep, f32[rows, kept], of answers and of prompts.
   tvm::runtime::Tensor hidden, hidden_of_prompts;
-  std::vector<KeptRows> rows, prompt_rows;
+  // A forward of answers, or of prompts, is about to keep these rows.
+  void KeepOfAnswer(KeptRows rows) { Keep(&rows_, std::move(rows)); }
+  void KeepOfPrompt(KeptRows rows) { Keep(&prompt_rows_, std::move(rows)); }
 
  private:
   // The head's sequence for an answer. Its token i is the answer's at i + 1 + `offset`: some entries may be missing.
@@ -70,7 +72,8 @@ class DraftHead {
   Sampler sampler_;
   StepBuffer buffer_;
   Numbers tokens_data_, rows_data_;
-  std::map<int64_t, Follower> followers_;  // by the id of the answer
+  std::map<int64_t, Follower> followers_;       // by the id of the answer
+  std::vector<KeptRows> rows_, prompt_rows_;    // since the last `Propose`
   const TokenTables* weights_ = nullptr;   // of the present call
   CostModel cost_;
   double rate_ = 0.5;  // how often its drafts were accepted lately; an answer starts with it
@@ -78,6 +81,10 @@ class DraftHead {
   Search following_;  // whether keeping up with answers pays
   bool failed_ = false;
 
+  void Keep(std::vector<KeptRows>* to, KeptRows rows) {
+    if (!failed_) to->push_back(std::move(rows));
+  }
+  void GiveUp();
   bool Follows(Sequence* sequence);
   std::vector<KeptRows> Followed(std::vector<KeptRows> kept);
   void FollowPrompts(const std::vector<KeptRows>& kept);

@@ -341,9 +341,12 @@ def log_probabilities(
         logs = logits - logits.max()
         if temperature != 1:
             logs /= temperature
+    if not count:
+        own = logs[token]
+        return float(own - np.log(np.exp(logs, out=logs).sum(dtype=np.float64)).astype(np.float32)), []
     logs -= np.log(np.exp(logs).sum(dtype=np.float64)).astype(np.float32)
     count = min(count, len(logs))
-    best = np.argpartition(-logs, count - 1)[:count] if count else np.zeros(0, np.int64)
+    best = np.argpartition(-logs, count - 1)[:count]
     best = best[np.argsort(-logs[best], kind="stable")]
     return float(logs[token]), [(int(index), float(logs[index])) for index in best]
 

@@ -76,7 +76,7 @@ class Truncator:
 
         `number`, uniform in [0, 1), decides about XTC.
         """
-        ids = np.flatnonzero(logits > _MASKED)
+        ids = np.flatnonzero(~(logits <= _MASKED))  # NaN stays
         logs = logits[ids].astype(np.float64)
         if not len(ids) or not np.isfinite(logs).all():
             return np.arange(len(logits))

@@ -21,6 +21,10 @@ from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.cli.chat.slash_commands import Commands
 from mlcpipe.errors import TemplateError, UsageError
 from mlcpipe.runtime.pictures import marked, with_rows
+from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving.adapters import Adapter
+from mlcpipe.runtime.serving.batching import Batching
+from mlcpipe.runtime.serving.interface import Request
 from tests.conftest import EXACT
 from tests.models import sight
 
@@ -139,8 +143,44 @@ def test_a_picture_is_computed_once(seeing: Any) -> None:
     assert again.stats.cached_tokens > len(prompt_of(engine, first)[0]) - 16
 
 
-def test_what_is_refused(seeing: Any, tmp_path: Path) -> None:
+def test_a_picture_that_fails_ends_its_own_answer_alone(seeing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts in one step; the others' tokens are those without it."""
     _, _, engine = seeing
+    good, bad = (prompt_of(engine, user(sight.noise(40, 96, seed), "x")) for seed in (7, 8))
+    wrong = {tile.tobytes() for tile in bad[1][0].tiles}
+    batching = Batching(engine.model.bundle, kv_tokens=1024)
+    rows = batching._core.executor.pictures
+    assert rows is not None
+    usual = rows._patches
+
+    def patches(tile: Any, info: Any) -> Any:
+        found, places = usual(tile, info)
+        return (found * np.float32(np.nan), places) if tile.tobytes() in wrong else (found, places)
+
+    def asked(prompt: tuple[list[int], list[Any]]) -> Any:
+        return batching.submit(Request(prompt[0], 5, SamplingParams(temperature=0.0), pictures=prompt[1]))
+
+    try:
+        alone = [event.token for event in asked(good)]
+        monkeypatch.setattr(rows, "_patches", patches)
+        rows._kept.clear()
+        with batching.together:
+            streams = [asked(one) for one in (good, bad, good)]
+        ends = [[*stream] for stream in streams]
+        assert [event.token for event in ends[0]] == [event.token for event in ends[2]] == alone
+        assert len(ends[1]) == 1 and "the tower computed numbers that are not finite" in str(ends[1][0].error)
+        monkeypatch.setattr(rows, "_patches", usual)
+        assert [*asked(bad)][-1].finish_reason == "length"
+    finally:
+        batching.close()
+
+
+def test_what_is_refused(seeing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, engine = seeing
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "adapter", Adapter("one", tmp_path, 0, 1))
+        with pytest.raises(UsageError, match="an adapter sees no pictures; found one"):
+            engine.chat(user(sight.noise(9, 9), "x"))
     for source, words in (
         (b"no picture", "in no known format; expected JPEG, PNG, WEBP, GIF"),
         (tmp_path / "none.png", "expected a path of a file; found"),

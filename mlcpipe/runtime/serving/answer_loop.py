@@ -28,6 +28,7 @@ from mlcpipe.runtime.serving.interface import (
     Stream,
     TokenEvent,
     Wake,
+    check_pictures,
 )
 from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence
 from mlcpipe.runtime.serving.step import Event, PrefillRows, Step
@@ -106,7 +107,7 @@ class AnswerLoop:
         if request.rules is not None and not request.rules.neutral:
             rules = partial(RowRules, request.rules, request.sampling, request.ids, request.stop_ids)
         answer = Answer(stream, Row(request.sampling, request.ids, matcher, rules), time.monotonic())
-        if self._drafts:
+        if self._drafts and rules is None:  # which take one token after the other
             row, drafts = answer.row, None if request.pictures else self._draft_model  # which sees none
             answer.lookup = lookup = Lookup(request.prediction or (), row.allowed, request.stop_ids)
             answer.drafter = lookup if drafts is None else ModelDrafter(drafts, lookup, row)
@@ -121,6 +122,7 @@ class AnswerLoop:
         try:
             if adapter is not None and adapter.unloaded:
                 raise UsageError(f"the adapter {adapter.name} was unloaded")
+            check_pictures(request)
             answer.sequence = self._core.scheduler.submit(
                 ScheduledRequest(
                     tuple(without_dropped(request.tokens, answer.dropped)),
@@ -208,16 +210,19 @@ class AnswerLoop:
                     answer.queued_s = step.planned - answer.came_s
         self._core.copy_pages(step)
         self._computing = True
-        self._core.encode_pictures(step)
+        for sequence, error in self._core.encode_pictures(step):
+            self._fail_alone(sequence, error)
         if self._parks and step.prefill:
             with interruptible(self._core.bundle.library.module, sum(rows.rows for rows in step.prefill)):
                 computed = self._core.forward(step, self.wake)
         else:
             computed = self._core.forward(step, self.wake)
         self._computing = False
+        began = time.monotonic()
         for part in computed:
             for rows, logits in part.scores():
                 self._score(rows, logits)
+        step.planned += time.monotonic() - began  # which is none of the step's
         tokens = [token for one in computed for token in one.take(self._take)]
         now = time.monotonic()
         self._step_s["prefill" if step.prefill else "decode"] += now - step.planned
@@ -234,6 +239,15 @@ class AnswerLoop:
         for row, token in zip(logits, following):
             logprob, top = log_probabilities(row, token, GREEDY.params, request.prompt_logprobs or 0)
             answer.scores.append(PromptLogprob(logprob, int((row > row[token]).sum()) + 1, tuple(top)))
+
+    def _fail_alone(self, sequence: Sequence, error: Exception) -> None:
+        """End one answer whose pictures could not be computed; what was computed of its prompt is right."""
+        ours = error if isinstance(error, MlcpipeError) else no_memory(error)
+        if ours is None and self._parks:
+            raise error
+        self._core.scheduler.cancel(sequence)
+        if (answer := self._of_sequence.get(sequence.id)) is not None:
+            self._end(answer, "error", ours or ComputeError("the tower failed", found=last_line(error)))
 
     def _unplan(self, step: Step) -> None:
         """Forget a step that was not computed; pages and slots that it reserved are those of the next one."""

@@ -110,12 +110,22 @@ class Core:
         if self._swap_bytes:
             self.scheduler.admission.swap = Swap(self.executor, tree, self._cost, self._swap_bytes)
 
-    def encode_pictures(self, step: Step) -> None:
-        """Have the rows of pictures that a step's prompts need, before `forward`; its time is none of the step's."""
+    def encode_pictures(self, step: Step) -> list[tuple[Sequence, Exception]]:
+        """Have the rows of pictures that a step's prompts need, before `forward`; its time is none of the step's.
+
+        The step loses the prompts whose pictures fail, which are returned with their errors.
+        """
+        failed: dict[Sequence, Exception] = {}
         if self.executor.pictures is not None and any(one.sequence.request.pictures for one in step.prefill):
             began = time.monotonic()
-            self.executor.pictures.encode(step.prefill)
+            for rows in step.prefill:
+                try:
+                    self.executor.pictures.encode((rows,))
+                except Exception as error:
+                    failed[rows.sequence] = error
+            step.prefill = [rows for rows in step.prefill if rows.sequence not in failed]
             step.planned += time.monotonic() - began
+        return [*failed.items()]
 
     def compute(self, step: Step, take: Callable[[Drawn], None] = lambda drawn: None) -> list[int]:
         """The tokens of a step for `Scheduler.settle`; accepted ones are passed to `take` first."""

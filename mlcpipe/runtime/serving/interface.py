@@ -182,6 +182,12 @@ class EngineStats:
     step_s: dict[str, float] = field(default_factory=dict)
 
 
+def check_pictures(request: Request) -> None:
+    """Raises UsageError for pictures with an adapter."""
+    if request.pictures and request.adapter is not None:
+        raise UsageError("an adapter sees no pictures", found=request.adapter.name, next_step="send text only")
+
+
 def check_request(request: Request, context_length: int, vocab_size: int, *, shifts: bool = False) -> None:
     """Raises UsageError for a request that cannot be computed; with `shifts` a prompt may exceed the context."""
     ids = request.ids
@@ -198,8 +204,7 @@ def check_request(request: Request, context_length: int, vocab_size: int, *, shi
         )
     if request.max_tokens < 1:
         raise UsageError("max_tokens", expected="an integer from 1", found=request.max_tokens)
-    if request.pictures and request.adapter is not None:
-        raise UsageError("an adapter sees no pictures", found=request.adapter.name, next_step="send text only")
+    check_pictures(request)
     if request.pictures and request.prompt_logprobs is not None:
         raise UsageError("prompts with pictures have no logprobs", next_step="send text only, or leave them out")
     request.sampling.check_bias(vocab_size)

@@ -220,6 +220,9 @@ class Scheduler:
         for sequence in filter(self._ready, ordered):
             if rows <= 0:
                 break
+            if _mixes(step, sequence):
+                full = True  # nor one that waits for the next step
+                continue
             if sequence.state is State.WAITING and (full or not self.admission.admit(sequence)):
                 full = full or sequence.leader is None
                 continue
@@ -396,3 +399,10 @@ class Scheduler:
         """Whether RoPE's frequencies change from now on."""
         limit = self.limits.recompute_above
         return limit is not None and len(sequence.tokens) > limit >= sequence.decode_from
+
+
+def _mixes(step: Step, sequence: Sequence) -> bool:
+    """Whether rows of this prompt need another forward than those of the step: one takes pictures or adapters."""
+    if sequence.request.pictures:
+        return any(rows.sequence.request.adapter is not None for rows in step.prefill)
+    return sequence.request.adapter is not None and any(rows.sequence.request.pictures for rows in step.prefill)

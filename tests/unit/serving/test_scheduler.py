@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
@@ -164,3 +166,20 @@ def test_a_small_pool_of_a_window_serves_long_prompts() -> None:
     sequences = [simulation.submit(words(RNG, 1200), 20) for _ in range(2)]
     simulation.run()
     assert [one.tokens for one in sequences] == [alone(one.request, groups) for one in sequences]
+
+
+def test_no_step_has_prompts_with_pictures_beside_prompts_with_adapters() -> None:
+    """One forward takes pictures and another one adapters; against a stream of one kind the other kind has its turn."""
+    simulation = Simulation((PageGroup(400),), Limits(4096, prefill_chunk=256))
+    kinds: list[dict[str, object]] = [{"pictures": {1: None}}, {"adapter": Adapter("a", Path("a"), 0, 1)}, {}]
+    first = [simulation.submit(words(RNG, 30), 3, **kind) for kind in (*kinds, *kinds[::-1])]
+    for _ in range(60):
+        simulation.submit(words(RNG, 30), 1, **kinds[0])
+        simulation.step()
+        if all(one in simulation.ends for one in first):
+            break
+    assert all(one in simulation.ends for one in first)
+    for step in simulation.steps:
+        of = [rows.sequence.request for rows in step.prefill]
+        assert not (any(one.pictures for one in of) and any(one.adapter for one in of))
+    assert any(len(step.prefill) > 1 for step in simulation.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from mlcpipe.vision.processors.picture import Picture
 
 Message = Mapping[str, Any]
 MAX_PICTURES = 256  # of a conversation
+_ONE = threading.Lock()  # picture is decoded at a time: that takes much more memory than what remains of it
 MARK = {"type": "image"}  # what a template sees of a picture
 
 
@@ -60,9 +62,9 @@ def read_pictures(sources: Sequence[tuple[str, Any]], info: VisionInfo | None, r
     pictures: list[Picture] = []
     for where, source in sources:
         assert info is not None
-        picture = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}").prepare(
-            open_image(source, where), info
-        )
+        processor = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}")
+        with _ONE:
+            picture = processor.prepare(open_image(source, where), info)
         pictures.append(picture)
         room -= picture.rows
         if room < 0:

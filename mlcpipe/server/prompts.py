@@ -132,6 +132,12 @@ def content_of(content: Any, where: str) -> str | list[dict[str, Any]]:
     ]
 
 
+def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any message has a picture among its parts."""
+    contents = [message.get("content") for message in messages]
+    return any(_is_picture(part) for content in contents if isinstance(content, list) for part in content)
+
+
 def _is_picture(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "image_url" and "image_url" in part
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # of a GIF or an animated WebP the first frame
 MAX_BYTES = 32 << 20
-MAX_PIXELS = 64 << 20  # four bytes each are 256 MiB
+MAX_PIXELS = 16 << 20  # at most 7 bytes each are 112 MiB: as they were read, and in RGB
 MAX_SIDE = 1 << 15
+_BAND = 256  # rows that lie over white at a time
 
 
 def open_image(source: Any, where: str = "the picture") -> Image.Image:
@@ -47,11 +48,11 @@ def open_image(source: Any, where: str = "the picture") -> Image.Image:
         raise UsageError(where, expected=expected, found=type(source).__name__)
     if len(source) > MAX_BYTES:
         raise UsageError(where, expected=f"at most {MAX_BYTES >> 20} MiB", found=f"{len(source) >> 20} MiB")
-    return _upright(where, lambda: images.open(io.BytesIO(source), formats=FORMATS))
+    return _upright(where, lambda: images.open(io.BytesIO(source), formats=FORMATS), ours=True)
 
 
-def _upright(where: str, opened: Callable[[], Image.Image]) -> Image.Image:
-    """The image as its EXIF says, in RGB over white. Raises UsageError."""
+def _upright(where: str, opened: Callable[[], Image.Image], *, ours: bool = False) -> Image.Image:
+    """The image as its EXIF says, in RGB over white; one that is not `ours` stays as it is. Raises UsageError."""
     from PIL import Image, ImageOps
 
     try:
@@ -62,12 +63,14 @@ def _upright(where: str, opened: Callable[[], Image.Image]) -> Image.Image:
                 where, expected=f"sides up to {MAX_SIDE} and {MAX_PIXELS >> 20} million pixels",
                 found=f"{width} x {height}", next_step="make it smaller",
             )  # fmt: skip
-        turned = ImageOps.exif_transpose(image)
-        if "A" in turned.getbands() or turned.info.get("transparency") is not None:
-            turned = turned.convert("RGBA")
-            white = Image.new("RGBA", turned.size, (255, 255, 255, 255))
-            turned = Image.alpha_composite(white, turned)
-        return turned.convert("RGB")
+        image.load()
+        if ours:
+            ImageOps.exif_transpose(image, in_place=True)
+        else:
+            image = ImageOps.exif_transpose(image)
+        if "A" in image.getbands() or image.info.get("transparency") is not None:
+            return _over_white(image)
+        return image if image.mode == "RGB" else image.convert("RGB")
     except (UsageError, MemoryError):
         raise
     except Image.UnidentifiedImageError:
@@ -75,6 +78,18 @@ def _upright(where: str, opened: Callable[[], Image.Image]) -> Image.Image:
         raise UsageError(f"{where} is in no known format", expected=names, found="other bytes") from None
     except Exception as error:  # whatever decoders raise for damaged files
         raise UsageError(f"{where} cannot be read", found=last_line(error)[:200]) from error
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    """A transparent image in RGB: in bands, so that there is no other copy of the whole."""
+    from PIL import Image as images
+
+    made = images.new("RGB", image.size)
+    for top in range(0, image.height, _BAND):
+        band = image.crop((0, top, image.width, min(top + _BAND, image.height))).convert("RGBA")
+        white = images.new("RGBA", band.size, (255, 255, 255, 255))
+        made.paste(images.alpha_composite(white, band).convert("RGB"), (0, top))
+    return made
 
 
 def _pillow() -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,7 @@ MAX_BREAKERS = 64
 MAX_BREAKER_CHARS = 40  # as llama.cpp
 _MAX_TAIL = 20  # tokens of a breaker after its first one, as llama.cpp
 _MAX_LOG = 88.7228391  # of a float
+_WHOLE: frozenset[tuple[int, ...]] = frozenset({()})
 Breakers = Mapping[int, frozenset[tuple[int, ...]]]
 """Of a token with which a breaker begins, the tokens that follow it: none where it holds the whole of it."""
 
@@ -54,25 +56,30 @@ class Dry:
 
 
 def breakers_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Breakers:
-    """Sequences of tokens that hold each of the texts. Reads the whole vocabulary for each."""
+    """Sequences of tokens that hold each of the texts, which are not empty. Reads the whole vocabulary."""
+    words = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    letters = np.frombuffer(b"".join(words), np.uint8)
+    ends = np.cumsum([len(word) for word in words])
+    holds = np.zeros(len(words), bool)  # the whole of a text
     found: dict[int, set[tuple[int, ...]]] = {}
-    vocabulary = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-    for text in texts:
-        raw, rests = text.encode(), dict[int, tuple[int, ...]]()
-        for token, word in enumerate(vocabulary):
-            if raw in word:
-                found.setdefault(token, set()).add(())
-                continue
-            at = word.find(raw[:1])
-            while at >= 0:
-                size = len(word) - at
-                if raw.startswith(word[at:]):
-                    if size not in rests:
-                        rest = raw[size:].decode(errors="ignore")
-                        rests[size] = tuple(tokenizer.encode(rest)[:_MAX_TAIL])
-                    found.setdefault(token, set()).add(rests[size])
-                at = word.find(raw[:1], at + 1)
-    return {token: frozenset(tails) for token, tails in found.items()}
+    for raw in {text.encode() for text in texts}:
+        # Where a token has the beginning of the text, up to the text's end or its own.
+        places = np.flatnonzero(letters == raw[0])
+        owners = np.searchsorted(ends, places, side="right")
+        sizes = np.minimum(ends[owners] - places, len(raw))
+        for at in range(1, len(raw)):
+            same = (sizes <= at) | (letters[np.minimum(places + at, len(letters) - 1)] == raw[at])
+            places, owners, sizes = places[same], owners[same], sizes[same]
+        whole = sizes == len(raw)
+        here = np.zeros(len(words), bool)
+        here[owners[whole]] = True
+        holds |= here
+        for size in np.unique(sizes[~whole]).tolist():
+            rest = tuple(tokenizer.encode(raw[size:].decode(errors="ignore"))[:_MAX_TAIL])
+            for token in np.unique(owners[(sizes == size) & ~here[owners]]).tolist():
+                found.setdefault(token, set()).add(rest)
+    made = dict.fromkeys(np.flatnonzero(holds).tolist(), _WHOLE)
+    return made | {token: frozenset(tails) | made.get(token, frozenset()) for token, tails in found.items()}
 
 
 class DryState:
@@ -89,9 +96,13 @@ class DryState:
         self._matches = np.zeros(len(self._tokens), np.int32)
         self._matches[: self._count] = _matches(given.tolist())
         self._lengths = sorted({len(tail) for tails in dry.breakers.values() for tail in tails})
-        self._broken = (-1, -1)  # the last breaker: its first place and its last one
-        for end in range(self._count):
-            self._find_breaker(end)
+        self._broken = self._last_breaker(given.tolist())  # its first place and its last one
+
+    def copy(self) -> DryState:
+        """The same tokens, to be continued in another way."""
+        made = copy(self)
+        made._tokens, made._matches = self._tokens.copy(), self._matches.copy()
+        return made
 
     def accept(self, token: int) -> None:
         """Append a token."""
@@ -126,6 +137,17 @@ class DryState:
         if dry.base > 1.000001:
             powers = np.minimum(powers, int(_MAX_LOG / math.log(dry.base)))
         return followed[order][last], dry.multiplier * dry.base**powers
+
+    def _last_breaker(self, tokens: list[int]) -> tuple[int, int]:
+        """The breaker of these tokens that begins last, of those the longest; (-1, -1) for none."""
+        breakers = self._dry.breakers
+        for begin in range(len(tokens) - 1, -1, -1) if breakers else ():
+            if (tails := breakers.get(tokens[begin])) is not None:
+                for length in reversed(self._lengths):
+                    end = begin + length
+                    if end < len(tokens) and tuple(tokens[begin + 1 : end + 1]) in tails:
+                        return begin, end
+        return -1, -1
 
     def _find_breaker(self, end: int) -> None:
         """Look for a breaker that ends at this place; the one that begins last counts, of these the longest."""

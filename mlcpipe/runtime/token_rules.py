@@ -52,6 +52,11 @@ class TokenRules:
     truncation: Truncation = Truncation()
     dry: Dry = Dry()
     budget: ThinkingBudget | None = None
+    begun: DryState | None = field(default=None, repr=False, compare=False)  # after the prompt, see `after`
+
+    def after(self, prompt: Sequence[int]) -> TokenRules:
+        """These rules for answers to this prompt only, which all start with what is computed here."""
+        return self if self.dry.neutral else replace(self, begun=DryState(self.dry, prompt))
 
     @property
     def neutral(self) -> bool:
@@ -68,7 +73,9 @@ class RowRules:
     ) -> None:
         self._rules, self._stops = rules, [*stop_ids]
         self._answered = 0
-        self._dry = None if rules.dry.neutral else DryState(rules.dry, prompt)
+        self._dry = None
+        if not rules.dry.neutral:
+            self._dry = DryState(rules.dry, prompt) if rules.begun is None else rules.begun.copy()
         self._truncator = None if rules.truncation.neutral else Truncator(rules.truncation, params)
         self._numbers = Uniforms(seed, _XTC_STREAM)
         self._thinking = None if rules.budget is None else _Thinking(rules.budget)
@@ -138,13 +145,13 @@ class _Thinking:
         """Count a sampled token."""
         if self._over:
             return
-        ends = token == self.forced
-        self._forcing = self._forcing + 1 if ends else 0
+        self._forcing = self._forcing + 1 if token == self.forced else 0
         self._left -= self._inside
         mark = self._budget.end if self._inside else self._budget.begin
         vocabulary = self._budget.vocabulary
         self._tail += vocabulary[token] if token < len(vocabulary) else b""
-        if mark in self._tail or self._forcing == len(self._budget.end_ids):
+        # A forced end may begin with the mark; what follows there comes too.
+        if self._forcing == len(self._budget.end_ids) if self._forcing else mark in self._tail:
             self._over = self._inside and not self._budget.again
             self._inside, self._forcing, self._tail = not self._inside, 0, self._tail.rpartition(mark)[2]
         elif self._inside or self._budget.again:

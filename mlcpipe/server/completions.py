@@ -109,7 +109,8 @@ async def answers_to_texts(
     grammar = (await service.constrained(asked[0], source)).grammar
     requests = []
     for one in asked:
-        request = replace(one, grammar=grammar, logprobs=body.logprobs, rules=rules, prompt_logprobs=scored)
+        request = replace(one, grammar=grammar, logprobs=body.logprobs, prompt_logprobs=scored)
+        request = await service.with_rules(request, rules)
         requests += [(each, reading) for each in repeated(request, n)]
     return service.start(requests), [head for head in heads for _ in range(n)]
 

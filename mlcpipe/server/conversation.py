@@ -12,7 +12,8 @@ from mlcpipe.runtime.tools import ToolChoice
 from mlcpipe.server.answers import Answers
 from mlcpipe.server.bodies import EndingFields, ResponseFormat, SamplingFields, checked_stops
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.prompts import Ending, Prompt, render
+from mlcpipe.server.off_loop import LONG_BYTES
+from mlcpipe.server.prompts import Ending, Prompt, has_pictures, render
 from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.thinking import Thoughts
 from mlcpipe.server.thinking import thinking_variables as thinking_variables
@@ -55,6 +56,8 @@ def ending_of(body: EndingFields, messages: Sequence[Mapping[str, Any]]) -> Endi
 async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -> Prompt:
     """The tokens of a conversation, whose request's body has `nbytes`. Raises ApiError."""
     style, tools = service.calling.style, conversation.choice.tools
+    if service.facts.vision is not None and has_pictures(conversation.messages):
+        nbytes = max(nbytes, LONG_BYTES + 1)  # few bytes may be many pixels
     return await service.apart(
         lambda: render(
             service.tokenizer,
@@ -91,10 +94,10 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
     request = replace(
         request,
         logprobs=conversation.logprobs,
-        rules=rules,
         prompt_logprobs=conversation.prompt_logprobs,
         pictures=prompt.pictures,
     )
+    request = await service.with_rules(request, rules)
     if conversation.prediction is not None:
         text = conversation.prediction[: service.tokenizer.most_chars]
         predicted = await service.apart(lambda: service.tokenizer.encode(text), body.nbytes)

@@ -24,9 +24,9 @@ from mlcpipe.server.answers import Answers, Waker
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import Metrics
-from mlcpipe.server.off_loop import OffLoop
+from mlcpipe.server.off_loop import LONG_BYTES, OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
-from mlcpipe.server.token_rules import asks_for_rules, check_rules, rules_of
+from mlcpipe.server.token_rules import Words, asks_for_rules, check_rules, reads_vocabulary, rules_of
 
 _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
 _MAX_PRIORITY = 1000
@@ -34,6 +34,7 @@ _MAX_NAME = 200  # characters of an adapter's
 _COMPILING = 8  # times the bytes of a schema or grammar: it takes longer than other work on them
 # Encoding a text takes some 200 bytes per character: one beyond any context is refused before.
 _CHARS_A_TOKEN, _MORE_CHARS = 16, 1 << 20
+_DRY_BYTES = 16  # of a text, whose tokens take as long as one token of a prompt with DRY
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _LEAST_TOP_P = 1e-9  # which leaves the most probable token, as other servers' 0
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)  # as in the OpenAI API
@@ -82,7 +83,7 @@ class Service(OffLoop):
         self.engine = engine
         self.adapters = dict(adapters or {})  # by the model's name in requests
         self.loading: set[str] = set()  # names of adapters being loaded
-        self.tokenizer = tokenizer
+        self.tokenizer, self._words = tokenizer, Words(tokenizer)
         limit_chars(tokenizer, engine.context_length)
         self.facts = facts
         self.prefixes = prefixes
@@ -196,9 +197,17 @@ class Service(OffLoop):
         if not asks_for_rules(body, budget):
             return None
         channels = self.calling.style.channels
+        nbytes = LONG_BYTES + 1 if reads_vocabulary(body, budget) else 0
         return await self.apart(
-            lambda: rules_of(body, self.tokenizer, self.engine.vocab_size, budget, thinking, channels=channels)
+            lambda: rules_of(body, self._words, self.engine.vocab_size, budget, thinking, channels=channels), nbytes
         )
+
+    async def with_rules(self, request: Request, rules: TokenRules | None) -> Request:
+        """The request with rules that are made ready for its prompt: once for all answers to it."""
+        if rules is None or rules.dry.neutral:
+            return replace(request, rules=rules)
+        ready = await self.apart(lambda: rules.after(request.ids), _DRY_BYTES * len(request.tokens))
+        return replace(request, rules=ready)
 
     def source(self, body: SamplingFields, form: ResponseFormat | None, thinking: Thinking) -> GrammarSource | None:
         """The form of the answer, None for any. Raises ApiError for two of them."""

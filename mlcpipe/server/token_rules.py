@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from mlcpipe.errors import MlcpipeError
@@ -19,9 +20,28 @@ from mlcpipe.server.errors import ApiError, refused
 _TRUNCATION = (
     "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
+_KEPT = 16  # lists of breakers
 _DRY = {"multiplier": "dry_multiplier", "base": "dry_base", "allowed_length": "dry_allowed_length",
         "last_n": "dry_penalty_last_n"}  # fmt: skip
 _FINAL = f"{harmony.END}{harmony.START}assistant{harmony.CHANNEL}{harmony.FINAL}{harmony.MESSAGE}"
+
+
+class Words:
+    """What rules read of a whole vocabulary, kept as long as its service."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.breakers: Callable[[tuple[str, ...]], Breakers] = lru_cache(_KEPT)(partial(breakers_of, tokenizer))
+
+    @cached_property
+    def vocabulary(self) -> tuple[bytes, ...]:
+        """The bytes of each token."""
+        return tuple(map(self.tokenizer.token_bytes, range(self.tokenizer.vocab_size)))
+
+
+def reads_vocabulary(body: SamplingFields, budget: int | None = None) -> bool:
+    """Whether `rules_of` may read the whole vocabulary."""
+    return budget is not None or bool(body.dry_multiplier)
 
 
 def asks_for_rules(body: SamplingFields, budget: int | None = None) -> bool:
@@ -41,7 +61,7 @@ def check_rules(body: SamplingFields) -> None:
 
 def rules_of(
     body: SamplingFields,
-    tokenizer: Tokenizer,
+    words: Words,
     vocab_size: int,
     budget: int | None = None,
     thinking: Thinking = "none",
@@ -54,7 +74,7 @@ def rules_of(
     """
     if not asks_for_rules(body, budget):
         return None
-    ids = body.allowed_token_ids
+    ids, tokenizer = body.allowed_token_ids, words.tokenizer
     if ids is not None and not 0 <= min(ids) <= max(ids) < min(vocab_size, tokenizer.vocab_size):
         most = min(vocab_size, tokenizer.vocab_size) - 1
         raise ApiError(400, f"allowed_token_ids: expected ids from 0 to {most}", param="allowed_token_ids")
@@ -62,8 +82,8 @@ def rules_of(
         None if ids is None else frozenset(ids),
         body.min_tokens or 0,
         _truncation_of(body),
-        _dry_of(body, tokenizer),
-        None if budget is None else _budget_of(tokenizer, budget, thinking, channels=channels),
+        _dry_of(body, words),
+        None if budget is None else _budget_of(words, budget, thinking, channels=channels),
     )
     return None if rules.neutral else rules
 
@@ -76,7 +96,7 @@ def _truncation_of(body: SamplingFields) -> Truncation:
     return Truncation(**_given(body, {name: name for name in _TRUNCATION}))
 
 
-def _dry_of(body: SamplingFields, tokenizer: Tokenizer) -> Dry:
+def _dry_of(body: SamplingFields, words: Words) -> Dry:
     dry, name = Dry(**_given(body, _DRY)), "dry_sequence_breakers"
     texts = BREAKERS if body.dry_sequence_breakers is None else tuple(body.dry_sequence_breakers)
     if len(texts) > MAX_BREAKERS or not all(0 < len(text) <= MAX_BREAKER_CHARS for text in texts):
@@ -84,12 +104,12 @@ def _dry_of(body: SamplingFields, tokenizer: Tokenizer) -> Dry:
         raise ApiError(400, message, param=name)
     if dry.neutral:
         return Dry()
-    return Dry(dry.multiplier, dry.base, dry.allowed_length, dry.last_n, _breakers(tokenizer, texts))
+    return Dry(dry.multiplier, dry.base, dry.allowed_length, dry.last_n, words.breakers(texts))
 
 
-def _budget_of(tokenizer: Tokenizer, budget: int, thinking: Thinking, *, channels: bool) -> ThinkingBudget | None:
+def _budget_of(words: Words, budget: int, thinking: Thinking, *, channels: bool) -> ThinkingBudget | None:
     """None for an answer that has no thoughts apart."""
-    vocabulary = _vocabulary(tokenizer)
+    tokenizer, vocabulary = words.tokenizer, words.vocabulary
     if channels:
         begin, end_ids = f"{harmony.CHANNEL}{harmony.ANALYSIS}{harmony.MESSAGE}", tuple(tokenizer.encode(_FINAL))
         return ThinkingBudget(budget, begin.encode(), harmony.END.encode(), end_ids, vocabulary, again=True)
@@ -97,13 +117,3 @@ def _budget_of(tokenizer: Tokenizer, budget: int, thinking: Thinking, *, channel
         return None
     end_ids = tuple(tokenizer.encode(END))
     return ThinkingBudget(budget, BEGIN.encode(), END.encode(), end_ids, vocabulary, inside=thinking == "open")
-
-
-@lru_cache(maxsize=16)
-def _breakers(tokenizer: Tokenizer, texts: tuple[str, ...]) -> Breakers:
-    return breakers_of(tokenizer, texts)
-
-
-@lru_cache(maxsize=4)
-def _vocabulary(tokenizer: Tokenizer) -> tuple[bytes, ...]:
-    return tuple(tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))

@@ -193,7 +193,9 @@ def test_dry_penalties_are_those_of_the_formula(tails: dict[int, list[tuple[int,
             assert dict(zip(ids.tolist(), less.tolist())) == pytest.approx(expected)
             found += len(expected)
             tokens.append(int(draws.integers(0, 4)))
+            before, state = state, state.copy()
             state.accept(tokens[-1])
+            assert dict(zip(*map(list, before.penalties()))) == dict(zip(ids, less))
     assert found > 100
 
 
@@ -205,6 +207,17 @@ def test_breakers_are_found_in_any_tokens(demo: Engine) -> None:
         assert (() in found.get(token, ())) == (b"\n" in tokenizer.token_bytes(token))
     first, *rest = tokenizer.encode("the end")
     assert tuple(rest) in found[first]
+    texts = ["\n", "the end", "e", "tht", "\n\n", " a bundle holds", "ée"]
+    expected: dict[int, set[tuple[int, ...]]] = {}
+    for raw in map(str.encode, texts):
+        for token in range(tokenizer.vocab_size):
+            word = tokenizer.token_bytes(token)
+            sizes = [size for size in range(1, len(raw)) if word.endswith(raw[:size])]
+            rests = [raw[size:].decode(errors="ignore") for size in sizes]
+            tails = [()] if raw in word else [tuple(tokenizer.encode(rest)[:20]) for rest in rests]
+            if tails:
+                expected.setdefault(token, set()).update(tails)
+    assert breakers_of(tokenizer, texts) == expected
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +267,12 @@ def test_answers_are_those_alone_and_differ_by_rule(engine: Batching) -> None:
     assert len({*alone["dry"], *PROMPT[1:20]}) == 49  # no token comes twice
 
 
+def test_nothing_is_drafted_for_answers_with_rules(engine: Batching) -> None:
+    """Which take one token after the other: neither texts nor a model's head follow them."""
+    assert engine._answers.answer(asked(None), None).drafter is not None
+    assert all(engine._answers.answer(asked(rules), None).drafter is None for rules in RULES.values())
+
+
 def test_no_answer_ends_before_its_least_tokens(engine: Batching) -> None:
     usual = answer(engine, asked(None))
     stop = frozenset(token for token in usual[:9] if token is not None)
@@ -298,6 +317,33 @@ def test_thoughts_end_with_their_budget(demo: Engine) -> None:
     assert not forced("a", inside) and not forced("a</think> b c d e f g h", inside)
     assert not forced("a b c d e f g h <think> a b c d e f g", budget)
     assert forced("", replace(inside, tokens=0)) == [*end_ids]
+
+
+def test_a_forced_end_comes_whole_where_it_begins_with_the_mark() -> None:
+    """As harmony's: `<|end|>` ends thoughts, and what is forced opens the answer too, so that none begin again."""
+    vocabulary = [b"a", b"<|end|>", b"<|start|>", b"final"]
+    budget = ThinkingBudget(3, b"<think>", b"<|end|>", (1, 2, 3), vocabulary, inside=True, again=True)
+    rules = RowRules(TokenRules(budget=budget), PLAIN, [1], [], 0)
+
+    def only() -> int | None:
+        words = np.full(1, 0b1111, np.int32)
+        rules.restrict(words)
+        return {1: 0, 2: 1, 4: 2, 8: 3}.get(int(words[0]))
+
+    for token, forced in ((0, None), (0, None), (0, 1), (1, 2), (2, 3), (3, None), (0, None)):
+        rules.accept(token)
+        assert only() == forced
+    rules = RowRules(TokenRules(budget=budget), PLAIN, [1], [], 0)
+    for token in (0, 1, 0, 0, 0):  # they end by themselves
+        rules.accept(token)
+        assert only() is None
+
+
+def test_numbers_that_are_not_finite_are_left() -> None:
+    for wrong in (np.nan, np.inf):
+        logits = random_logits(1)
+        logits[100] = wrong
+        assert 100 in Truncator(Truncation(top_n_sigma=0.1), PLAIN).left(logits, 0.5)
 
 
 def test_prompts_are_scored_as_alone(engine: Batching, bundle: LoadedBundle) -> None:

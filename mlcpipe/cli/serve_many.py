@@ -46,7 +46,7 @@ class CommandModel:
         self.names, self.guess = names, guess
         self.kind: Kind | None = None
         self._options, self._plan, self._texts, self._namespaces = options, plan, texts, tuple(namespaces)
-        self._running: Preparation | None = None
+        self._running: set[Preparation] = set()  # an earlier one may end while the next begins
         self._bundles: Bundles | None = None
         self._manifest: Manifest | None = None
         self._planned: Planned | None = None
@@ -78,11 +78,14 @@ class CommandModel:
             given = bundle_of(model)
             if given is not None and not choices.get("best") and not choices.get("draft_head"):
                 return given  # other options are for checkpoints
-            self._running = Preparation({"model": model, "device": device, **choices})
+            running = Preparation({"model": model, "device": device, **choices})
+            self._running.add(running)
             try:
-                return self._running.bundle(report)
+                if report.stopped:
+                    running.stop()
+                return running.bundle(report)
             finally:
-                self._running = None
+                self._running.discard(running)
 
         if self._bundles is None or not all(one is None or is_bundle(one) for one in self._bundles):
             self._bundles = prepare(self._options, make)
@@ -94,8 +97,8 @@ class CommandModel:
         gc.collect()
 
     def stop(self) -> None:
-        """End a running preparation."""
-        if (running := self._running) is not None:
+        """End what is being prepared."""
+        for running in tuple(self._running):
             running.stop()
 
     def room(self) -> Room:

@@ -47,6 +47,10 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
+    def again(self) -> ApiError:
+        """The same refusal for another request, without the frames of the one that it was raised for."""
+        return ApiError(self.status, self.message, code=self.code, param=self.param, retry_after_s=self.retry_after_s)
+
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response."""

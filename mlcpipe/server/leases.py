@@ -24,9 +24,13 @@ class Leasing:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
-        async with AsyncExitStack() as leases:
-            scope.setdefault("state", {})["leases"] = leases
-            await self._app(scope, receive, send)
+        state = scope.setdefault("state", {})
+        try:
+            async with AsyncExitStack() as state["leases"]:
+                await self._app(scope, receive, send)
+        finally:  # the connection keeps its last scope, and would keep the memory of a model that was unloaded
+            for name in ("leases", "service"):
+                state.pop(name, None)
 
 
 def pool_of(request: Request) -> ModelPool:

@@ -10,6 +10,7 @@ class LoadReport:
 
     def __init__(self) -> None:
         self._stage, self._total, self._done = "wait for another load", 0, 0
+        self.stopped = False  # nobody waits any more: set by the event loop, read by the loading thread
 
     def stage(self, name: str) -> None:
         """Begin a stage."""

@@ -91,7 +91,7 @@ class ModelPool(OffLoop):
         503 if it does not load, or too many requests wait for it already.
         """
         model = self.find(name, kind)
-        service = await self._leased(model)
+        service = await self._leased(model, self._wait_s)
         try:
             if kind is not None:
                 check_kind(model, kind)  # known by now
@@ -113,17 +113,18 @@ class ModelPool(OffLoop):
             await self._unload([model])
 
     def preload(self, name: str) -> None:
-        """Begin to load a model, without a request that waits."""
+        """Begin to load a model, however long that takes, without a request that waits."""
+        model = self.find(name)
 
         async def loaded() -> None:
-            with contextlib.suppress(ApiError):
-                async with self.lease(name):
-                    pass
+            with contextlib.suppress(ApiError):  # which is in the log
+                await self._leased(model, None)
+                self._release(model)
 
         self._start(loaded())
 
     def set_ttl(self, name: str, seconds: float | None) -> None:
-        """Unload a model after so many seconds without a request, from its last one on; None is never."""
+        """Unload a model so many seconds after the running request, unless another one follows; None is never."""
         model = self.find(name)
         model.ttl_s = seconds
         self._schedule(model)
@@ -155,8 +156,8 @@ class ModelPool(OffLoop):
 
     # Leases.
 
-    async def _leased(self, model: Model) -> Any:
-        """The service, once it is loaded, with one more lease."""
+    async def _leased(self, model: Model, wait_s: float | None) -> Any:
+        """The service, once it is loaded, with one more lease. A load continues when `wait_s` are over."""
         self._check_open()
         if model.state == "ready" and _fault(model) and not self.single:
             self._begin_unload([model])
@@ -165,7 +166,7 @@ class ModelPool(OffLoop):
             return model.service
         if model.state == "failed" and self._clock() < model.failed_s + RETRY_S:
             assert model.failure is not None
-            raise model.failure
+            raise model.failure.again()
         if len(model.waiting) >= self._max_waiting:
             message = f"{len(model.waiting)} requests wait for the model {model.name!r}: {model.report.words}"
             raise ApiError(503, message, code="overloaded", retry_after_s=5.0)
@@ -174,18 +175,19 @@ class ModelPool(OffLoop):
         if model.state in ("unloaded", "failed"):
             self._begin(model)
         try:
-            await asyncio.wait({granted}, timeout=self._wait_s)
+            await asyncio.wait({granted}, timeout=wait_s)
         except BaseException:
             self._leave(model, granted)
             raise
         if not granted.done():
+            model.committed = True
             self._leave(model, granted)
-            message = f"the model {model.name!r} is not loaded after {self._wait_s:.0f} s: {model.report.words}"
+            message = f"the model {model.name!r} is not loaded after {wait_s:.0f} s: {model.report.words}"
             raise ApiError(503, message, code="overloaded", retry_after_s=10.0)
         return granted.result()
 
     def _take(self, model: Model) -> None:
-        model.leases, model.used_s = model.leases + 1, self._clock()
+        model.leases, model.used_s, model.ttl_s = model.leases + 1, self._clock(), self.ttl_s
         if model.timer is not None:
             model.timer.cancel()
 
@@ -218,6 +220,7 @@ class ModelPool(OffLoop):
 
     def _begin(self, model: Model) -> None:
         model.state, model.failure, model.report, model.committed = "loading", None, LoadReport(), False
+        model.ttl_s = self.ttl_s
         model.task = task = self._start(self._load(model))
         task.add_done_callback(lambda _: self._loaded(model, task))
         self._notify()
@@ -231,7 +234,7 @@ class ModelPool(OffLoop):
     async def _load(self, model: Model) -> None:
         """The task of one load, which all waiting requests share; `_loaded` follows."""
         source = model.source
-        await self._in_thread(lambda: source.prepare(model.report), stop=source.stop)
+        await self._in_thread(lambda: source.prepare(model.report), stop=partial(_stop, model))
         room = await self._in_thread(source.room)
         model.report.stage("wait for memory")
         async with self._loading:
@@ -255,7 +258,7 @@ class ModelPool(OffLoop):
         elif error is not None:
             self._fail(model, error)
         else:
-            model.state = "ready"
+            model.state, model.used_s = "ready", self._clock()
             self._grant(model)
         self._notify()
 
@@ -266,7 +269,8 @@ class ModelPool(OffLoop):
 
     def _fail(self, model: Model, error: BaseException) -> None:
         if isinstance(error, ApiError):
-            failure = error
+            failure = error.again()
+            _log.error("%s", failure.message)
         else:
             words = str(error) if isinstance(error, MlcpipeError) else f"{type(error).__name__}: {error}"
             message = f"the model {model.name!r} did not load: {words}"
@@ -276,7 +280,7 @@ class ModelPool(OffLoop):
         waiting, model.waiting = model.waiting, []
         for granted in waiting:
             if not granted.done():
-                granted.set_exception(failure)
+                granted.set_exception(failure.again())
 
     # The memory plan.
 
@@ -398,13 +402,13 @@ class ModelPool(OffLoop):
                     granted.set_exception(refused)
             if model.service is not None:
                 self._loop.run_in_executor(None, model.service.engine.close, drain_s)
-            model.source.stop()
+            _stop(model)
 
     def close(self) -> None:
         """End all engines and threads."""
         self._closing = True
         for model in self.models:
-            model.source.stop()
+            _stop(model)
             if model.timer is not None:
                 model.timer.cancel()
             if model.service is not None:
@@ -458,6 +462,12 @@ def _tell(done: asyncio.Future[Any], result: Any, error: BaseException | None) -
         done.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 
+def _stop(model: Model) -> None:
+    """End a running preparation, or one that is about to begin."""
+    model.report.stopped = True
+    model.source.stop()
+
+
 def _freed(models: Sequence[Model]) -> int:
     return sum(one.room.nbytes for one in models if one.room is not None)
 
@@ -476,5 +486,5 @@ async def _load_adapters(service: Any, adapters: Mapping[str, Path]) -> None:
         try:
             packed = await service.apart(partial(service.engine.read_adapter, folder, name))
             service.adapters[name] = await asyncio.wrap_future(service.engine.load_adapter(packed))
-        except (ApiError, MlcpipeError) as error:
+        except Exception as error:  # also of the system, as for a folder that is gone
             _log.error("the adapter %r of %r is left out: %s", name, service.name, error)

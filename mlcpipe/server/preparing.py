@@ -36,21 +36,24 @@ class Preparation:
 
     def bundle(self, progress: Progress) -> Path:
         """The bundle's folder, once it is made. Raises PreparingError, and ResourceError if the process is killed."""
-        self._stopped = False
         progress.stage("wait for another model to be prepared")
         with _TURN:
-            if self._stopped:
-                raise ResourceError("the model is not prepared", found="nobody waits for it any more")
+            self._check_wanted()
             progress.stage("prepare")
             command = [sys.executable, "-m", "mlcpipe.server.preparing"]
             pipe = subprocess.PIPE
             with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
                 self._process = process
                 try:
+                    self._check_wanted()
                     return self._followed(process, progress)
                 finally:
                     self._process = None
                     process.kill()
+
+    def _check_wanted(self) -> None:
+        if self._stopped:
+            raise ResourceError("the model is not prepared", found="nobody waits for it any more")
 
     def _followed(self, process: subprocess.Popen[str], progress: Progress) -> Path:
         assert process.stdin is not None and process.stdout is not None

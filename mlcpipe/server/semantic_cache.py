@@ -81,7 +81,7 @@ class SemanticCache:
         last = messages[-1] if messages else None
         if not isinstance(last, dict) or last.get("role") != "user" or not isinstance(last.get("content"), str):
             return None
-        if conversation.n != 1 or conversation.logprobs is not None:
+        if conversation.n != 1 or (conversation.logprobs, conversation.prompt_logprobs) != (None, None):
             return None
         text = last["content"]
         who = [request.headers.get(name, "") for name in ("authorization", "x-api-key")]

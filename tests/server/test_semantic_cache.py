@@ -96,6 +96,7 @@ def test_what_is_not_kept(server: Running) -> None:
     for _ in range(2):
         assert ask(server, ASKED, max_tokens=1)[0] == "miss"
         assert ask(server, ASKED, logprobs=True)[0] is None
+        assert ask(server, ASKED, prompt_logprobs=0)[0] is None
         assert ask(server, ASKED, n=2)[0] is None
 
 

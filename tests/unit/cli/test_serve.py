@@ -20,9 +20,12 @@ pytest.importorskip("fastapi")
 from mlcpipe.bundle import read_manifest
 from mlcpipe.cli import main, serve_replicas
 from mlcpipe.cli.serve_loading import name_of, prepare
+from mlcpipe.cli.serve_many import CommandModel
 from mlcpipe.cli.serve_options import ServeOptions
-from mlcpipe.errors import UsageError
+from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.serving.interface import EngineStats
+from mlcpipe.server.load_report import LoadReport
+from mlcpipe.server.memory_plan import MemoryPlan
 from mlcpipe.server.metrics import Metrics, merged
 from mlcpipe.version import RAY
 from tests.conftest import DEMO
@@ -203,3 +206,13 @@ def test_ctrl_c_while_the_model_loads() -> None:
     command = [sys.executable, "-c", _STOPPED_WHILE_LOADING]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_model_that_nobody_waits_for_any_more_is_not_prepared() -> None:
+    """Also where the stop came before the preparation, or between those of two helpers."""
+    model = CommandModel(ServeOptions(model=[str(DEMO)]), ("demo",), "text", MemoryPlan(1))
+    report = LoadReport()
+    model.stop()
+    report.stopped = True
+    with pytest.raises(ResourceError, match="nobody waits for it any more"):
+        model.prepare(report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
@@ -33,12 +34,15 @@ class Source:
         self.about: dict[str, Any] = {}
         self.loads = self.closed = self.stops = 0
         self.service: Any = None
+        self.go: threading.Event | None = None  # without which `prepare` does not end
         self.more: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # of the engine, of the service
         self.beside: list[Source] = []
         self.excess = False  # whether it was loaded beside others that left no room for it
 
     def prepare(self, report: LoadReport) -> None:
         report.stage("prepare")
+        if self.go is not None:
+            assert self.go.wait(60)
 
     def room(self) -> Room:
         return Room("host", self.size)
@@ -165,6 +169,8 @@ def test_a_failed_load_is_told_to_all_costs_others_nothing_and_is_tried_again_la
         async with pool_of(a, b, clock=lambda: now[0]) as pool:
             await use(pool, "a")
             failed = await asyncio.gather(*(use(pool, "b") for _ in range(3)), return_exceptions=True)
+            again = await asyncio.gather(use(pool, "b"), return_exceptions=True)
+            assert len({id(one) for one in (*failed, *again, pool.find("b").failure)}) == 5  # each with its own frames
             assert all(isinstance(one, ApiError) and one.status == 503 and "no luck" in one.message for one in failed)
             assert [pool.state(name) for name in "ab"] == ["ready", "failed"] and pool.taken("host") == 5
             with pytest.raises(ApiError, match="no luck"):
@@ -205,20 +211,27 @@ def test_pinned_models_stay_and_what_does_not_fit_beside_them_is_refused() -> No
     run(test)
 
 
-def test_an_idle_model_is_unloaded_after_its_time_which_a_client_may_set() -> None:
+def test_an_idle_model_is_unloaded_after_its_time_which_a_request_may_set_until_the_next() -> None:
     a, b = Source("a", 5), Source("b", 5)
 
     async def test() -> None:
         async with pool_of(a, b, ttl_s=0.0) as pool:
-            pool.set_ttl("b", None)
             async with pool.lease("a") as service:
-                await use(pool, "b")
+                async with pool.lease("b"):
+                    pool.set_ttl("b", None)
                 await asyncio.sleep(0.01)
                 assert service.open
             await until(lambda: pool.state("a") == "unloaded")
             assert pool.state("b") == "ready"
-            pool.set_ttl("b", 0)
+            await use(pool, "b")
             await until(lambda: pool.state("b") == "unloaded")
+        async with pool_of(Source("c", 5)) as pool:
+            async with pool.lease("c"):
+                pool.set_ttl("c", 0.0)
+            await until(lambda: pool.state("c") == "unloaded")
+            async with pool.lease("c"):
+                pass
+            assert pool.find("c").ttl_s is None and pool.find("c").timer is None and pool.state("c") == "ready"
 
     run(test)
 
@@ -239,15 +252,43 @@ def test_too_many_that_wait_are_refused_with_a_time_to_come_back() -> None:
     run(test)
 
 
-def test_a_request_does_not_wait_for_ever() -> None:
-    a, b = Source("a", 6), Source("b", 6)
+def test_a_request_does_not_wait_for_ever_and_the_load_continues_without_it() -> None:
+    a = Source("a", 6)
+    a.go = threading.Event()
 
     async def test() -> None:
-        async with pool_of(a, b, wait_s=0.0) as pool:
+        async with pool_of(a, wait_s=0.0) as pool:
             with pytest.raises(ApiError, match="'a' is not loaded after 0 s"):
                 await use(pool, "a")
+            left = asyncio.create_task(use(pool, "a"))
+            left.cancel()
+            await asyncio.wait({left})
+            a.go.set()
+            await until(lambda: pool.state("a") == "ready")
+            assert (a.loads, a.stops) == (1, 0)
 
     run(test)
+    assert a.stops == 1  # at the end
+
+
+def test_a_preload_waits_for_as_long_as_it_takes_and_its_failure_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a, large = Source("a", 6), Source("large", 11)
+    a.go = threading.Event()
+
+    async def test() -> None:
+        async with pool_of(a, large, wait_s=0.0) as pool:
+            pool.preload("a")
+            pool.preload("large")
+            await until(lambda: pool.state("large") == "failed")
+            assert pool.state("a") == "loading"
+            a.go.set()
+            await until(lambda: pool.state("a") == "ready")
+            assert a.stops == 0 and pool.find("a").leases == 0
+
+    run(test)
+    assert "'large' takes 11 bytes of memory" in caplog.text
 
 
 def test_adapters_come_back_with_their_model_but_for_one_that_is_gone() -> None:
@@ -255,7 +296,7 @@ def test_adapters_come_back_with_their_model_but_for_one_that_is_gone() -> None:
 
     def read(folder: Path, name: str) -> Any:
         if folder == Path("gone"):
-            raise ResourceError("no adapter")
+            raise FileNotFoundError("no adapter")
         return SimpleNamespace(path=folder, name=name)
 
     async def apart(work: Callable[[], Any]) -> Any:

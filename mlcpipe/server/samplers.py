@@ -52,6 +52,6 @@ def with_samplers(data: Any) -> Any:
     if not isinstance(data, dict) or not {"samplers", "n_predict"} & data.keys():
         return data
     made = {name: value for name, value in data.items() if name not in ("samplers", "n_predict")}
-    if (most := data.get("n_predict")) is not None:
-        made.setdefault("max_tokens", most)
+    if (most := data.get("n_predict")) is not None and made.get("max_tokens") is None:
+        made["max_tokens"] = -1 if most == -2 else most  # -2: until the context is full
     return made | sampled(data, data.get("samplers"))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
+from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.tools import ToolChoice, tool_of
 from mlcpipe.server.bodies import MAX_IDS, Body, EndingFields, body_schema, parsed
 from mlcpipe.server.conversation import Conversation, ending_of, prompt_of
@@ -75,19 +76,19 @@ async def tokens_of(service: Service, body: PromptFields) -> list[int]:
         wanted = body.add_special if body.add_special_tokens is None else body.add_special_tokens
         around = wanted if wanted is not None else body.content is None
         if body.parse_special is False:
-            return await service.apart(lambda: _literal(service, text, around=around), body.nbytes)
+            if around:
+                raise ApiError(400, "parse_special: not together with add_special", param="parse_special")
+            return await service.apart(lambda: literal_ids(service.tokenizer, text), body.nbytes)
         return await service.apart(lambda: service.tokenizer.encode(text, add_special_tokens=around), body.nbytes)
     conversation = await service.aside(lambda: _conversation(body), body.nbytes)
     prompt = await prompt_of(service, conversation, body.nbytes)
     return ids_of(prompt.tokens, prompt.pictures)
 
 
-def _literal(service: Service, text: str, *, around: bool) -> list[int]:
-    """The tokens of a text, whose words are never control tokens. Raises ApiError."""
-    if around:
-        raise ApiError(400, "parse_special: not together with add_special", param="parse_special")
-    service.tokenizer.check_length(len(text))
-    return service.tokenizer.with_rows(service.tokenizer.literal.plain_ids(text))
+def literal_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text, whose words are never control tokens. Raises the errors of the tokenizer."""
+    tokenizer.check_length(len(text))
+    return tokenizer.with_rows(tokenizer.literal.plain_ids(text))
 
 
 def _piece(text: bytes) -> str | list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,15 @@ from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.server.bodies import MAX_BIASES, MAX_CHOICES, MAX_IDS, Body, translated
+from mlcpipe.server.bodies import MAX_BIASES, MAX_CHOICES, MAX_IDS, MAX_ITEMS, Body, translated
 from mlcpipe.server.completions import CompletionBody
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.samplers import sampled
 from mlcpipe.server.service import Service
 
-_LOWEST_BIAS = -100.0
+_MOST_BIAS = 100.0
+_TOKEN = re.compile(r"-?[0-9]+")
+_MOST_DIGITS = 18  # of a token's id
 
 
 class TextFields(Body):
@@ -26,6 +29,7 @@ class TextFields(Body):
     n_predict: int | None = Field(None, ge=-2)
     max_tokens: int | None = Field(None, ge=-1)
     n_cmpl: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)  # another name of `n_cmpl`
     n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     n_indent: int | None = Field(None, ge=0)
     stop: str | list[str] | None = None
@@ -38,13 +42,12 @@ class TextFields(Body):
     return_tokens: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
-    post_sampling_probs: bool | None = None
+    post_sampling_probs: bool | None = None  # refused with `n_probs`
     # Of no effect on an answer: prompts are always cached, and requests have no slots.
     cache_prompt: bool | None = None
     id_slot: int | None = None
     n_keep: int | None = None
     t_max_prompt_ms: float | None = None
-    min_keep: int | None = None
 
     @property
     def most(self) -> int | None:
@@ -52,8 +55,16 @@ class TextFields(Body):
         given = self.max_tokens if self.n_predict is None else self.n_predict
         return None if given is None or given < 0 else given
 
+    @property
+    def answers(self) -> int | None:
+        """How many answers each prompt gets; None is one."""
+        return self.n if self.n_cmpl is None else self.n_cmpl
+
     def completion(self, service: Service, prompts: list[list[int]], stop_ids: Sequence[int] = ()) -> CompletionBody:
         """The body for prompts of tokens. Raises ApiError, which names the field."""
+        if self.post_sampling_probs and self.n_probs:
+            message = "post_sampling_probs: n_probs gives those before top_k, top_p and min_p; leave it out"
+            raise ApiError(400, message, param="post_sampling_probs", code="unsupported_parameter")
         extra = dict(self.model_extra or {})
         ends = extra.get("stop_token_ids") or []
         return translated(
@@ -63,7 +74,7 @@ class TextFields(Body):
                 **sampled(extra, self.samplers),
                 "model": self.model,
                 "prompt": prompts,
-                "n": self.n_cmpl,
+                "n": self.answers,
                 "max_tokens": max(1, self.most) if self.most is not None else service.engine.context_length,
                 "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
                 "seed": None if self.seed == -1 else self.seed,
@@ -76,7 +87,7 @@ class TextFields(Body):
 
     def _logprobs(self, prompts: int) -> int | None:
         """They also tell the tokens, and count those of several answers apart."""
-        needed = self.return_tokens or prompts * (self.n_cmpl or 1) > 1
+        needed = self.return_tokens or self.stream or prompts * (self.answers or 1) > 1
         return self.n_probs or (0 if needed else None)
 
 
@@ -94,7 +105,19 @@ class CompletionFields(TextFields):
         prompts = given if several else [given]
         if not 0 < len(prompts) <= MAX_CHOICES:
             raise ApiError(400, f"prompt: expected 1 to {MAX_CHOICES} prompts, found {len(prompts)}", param="prompt")
+        _check_texts(
+            tokenizer, [part for one in prompts if isinstance(one, list) for part in one], "prompt", chars=False
+        )
         return [mixed_ids(tokenizer, one, "prompt") for one in prompts]
+
+
+def _check_texts(tokenizer: Tokenizer, parts: Sequence[Any], where: str, *, chars: bool = True) -> None:
+    """Raises ApiError for more texts than are encoded one by one, LongTextError for too many `chars` together."""
+    texts = [len(part) for part in parts if isinstance(part, str)]
+    if len(texts) > MAX_ITEMS:
+        raise ApiError(400, f"{where}: expected at most {MAX_ITEMS} texts, found {len(texts)}", param=where)
+    if chars:
+        tokenizer.check_length(sum(texts))
 
 
 def mixed_ids(tokenizer: Tokenizer, given: Any, where: str, *, around: bool = True) -> list[int]:
@@ -104,6 +127,7 @@ def mixed_ids(tokenizer: Tokenizer, given: Any, where: str, *, around: bool = Tr
             raise ApiError(400, f"{where}.multimodal_data: not offered here; send text only", param=where)
         given = given.get("prompt_string")
     parts = given if isinstance(given, list) else [given]
+    _check_texts(tokenizer, parts, where)
     ids: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, str):
@@ -123,13 +147,23 @@ def biases(tokenizer: Tokenizer, given: Any) -> dict[str, float] | None:
     made: dict[str, float] = {}
     if not isinstance(pairs, list) or len(pairs) > MAX_BIASES:
         raise ApiError(400, f"logit_bias: expected at most {MAX_BIASES} tokens with a bias", param="logit_bias")
+    keys = [pair[0] for pair in pairs if isinstance(pair, (list, tuple)) and pair]
+    tokenizer.check_length(sum(len(key) for key in keys if isinstance(key, str)))
     for pair in pairs:
         token, bias = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else (None, None)
-        bias = _LOWEST_BIAS if bias is False else bias
+        bias = -_MOST_BIAS if bias is False else bias
         if type(bias) not in (int, float) or not isinstance(token, (int, str)):
             raise ApiError(400, "logit_bias: expected tokens, each with a number or false", param="logit_bias")
         assert isinstance(bias, (int, float))
-        named = isinstance(token, str) and not token.lstrip("-").isdecimal()
-        ids = tokenizer.encode(str(token)) if named else [int(token)]
+        if not abs(bias) <= _MOST_BIAS:
+            raise ApiError(
+                400, f"logit_bias: expected numbers in [-{_MOST_BIAS:g}, {_MOST_BIAS:g}]", param="logit_bias"
+            )
+        if isinstance(token, str) and not _TOKEN.fullmatch(token):
+            ids = tokenizer.encode(token)
+        elif abs(token) < 10**_MOST_DIGITS if isinstance(token, int) else len(token) <= _MOST_DIGITS:
+            ids = [int(token)]
+        else:
+            raise ApiError(400, f"logit_bias: expected ids of at most {_MOST_DIGITS} digits", param="logit_bias")
         made.update({str(one): float(bias) for one in ids})
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from fastapi.responses import JSONResponse
 from mlcpipe.runtime.sampling_params import TokenLogprob
 from mlcpipe.server.answers import Answers, Delta, Usage
 from mlcpipe.server.bodies import body_schema, parsed
-from mlcpipe.server.completions import answers_to_texts
+from mlcpipe.server.completions import CompletionBody, answers_to_texts
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.llama_cpp.bodies import CompletionFields, TextFields
@@ -42,12 +41,22 @@ async def continued(
     """The response to prompts of tokens; `stop_ids` end an answer too. Raises ApiError."""
     if body.response_fields is not None and len(body.response_fields) > MAX_FIELDS:
         raise ApiError(400, f"response_fields: expected at most {MAX_FIELDS}", param="response_fields")
-    completion = body.completion(service, prompts, stop_ids)
+    most = service.engine.vocab_size - 1
+
+    def prepare() -> tuple[CompletionBody, list[str], dict[str, Any]]:
+        if not all(0 <= min(one) <= max(one) <= most for one in prompts if one):
+            raise ApiError(400, f"prompt: expected ids from 0 to {most}", param="prompt")
+        completion = body.completion(service, prompts, stop_ids)
+        decode = service.tokenizer.decode
+        told = [decode(one, skip_special_tokens=False) for one in prompts]
+        return completion, told, _settings(service, body, completion)
+
+    # All that may be refused comes before the answers begin, as they have no reader until then.
+    completion, told, settings = await service.apart(prepare, body.nbytes)
     answers, _ = await answers_to_texts(service, completion)
-    n, text = completion.n or 1, service.tokenizer.decode
-    settings = await service.apart(lambda: _settings(service, body, completion.stops), body.nbytes)
-    texts = [_Text(body, index, tokens, text(tokens, skip_special_tokens=False), settings, service.name_of(body.model))
-             for index, tokens in enumerate(one for one in prompts for _ in range(n))]  # fmt: skip
+    asked = [one for one in zip(prompts, told) for _ in range(completion.n or 1)]
+    texts = [_Text(body, index, tokens, text, settings, service.name_of(body.model))
+             for index, (tokens, text) in enumerate(asked)]  # fmt: skip
     if body.stream:
         return EventStream(_events(answers, texts, body), answers.close, lambda error: event(error.body("")))
 
@@ -182,9 +191,9 @@ def timings(usage: Usage) -> dict[str, float]:
     return made
 
 
-def _settings(service: Service, body: TextFields, stops: Sequence[str]) -> dict[str, Any]:
+def _settings(service: Service, body: TextFields, completion: CompletionBody) -> dict[str, Any]:
     """The settings that the answer has, under llama-server's names."""
-    params = service.sampling(body.completion(service, [[0]]))
+    params = service.sampling(completion)
     seed = -1 if params.seed is None else params.seed
     return {
         "n_predict": -1 if body.most is None else body.most,
@@ -196,26 +205,23 @@ def _settings(service: Service, body: TextFields, stops: Sequence[str]) -> dict[
         "repeat_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
-        "stop": list(stops),
+        "stop": completion.stops,
         "n_probs": body.n_probs or 0,
         "stream": bool(body.stream),
         "timings_per_token": bool(body.timings_per_token),
-        "post_sampling_probs": bool(body.post_sampling_probs),
+        "post_sampling_probs": False,
     }
 
 
 def _probs(body: TextFields, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Log-probabilities, or probabilities with `post_sampling_probs`, of tokens and their alternatives."""
+    """Log-probabilities of tokens and their alternatives, before truncation."""
     if not body.n_probs:
         return []
-    after = bool(body.post_sampling_probs)
 
     def one(token: TokenLogprob) -> dict[str, Any]:
-        value = {"prob": math.exp(token.logprob)} if after else {"logprob": token.logprob}
-        return {"id": token.token_id, "token": token.text, "bytes": list(token.bytes), **value}
+        return {"id": token.token_id, "token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
 
-    top = "top_probs" if after else "top_logprobs"
-    return [{**one(token), top: [one(other) for other in token.top]} for token in tokens]
+    return [{**one(token), "top_logprobs": [one(other) for other in token.top]} for token in tokens]
 
 
 def _picked(made: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:

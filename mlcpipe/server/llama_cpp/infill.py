@@ -6,15 +6,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.server.bodies import body_schema, parsed
+from mlcpipe.server.bodies import MAX_ITEMS, body_schema, parsed
 from mlcpipe.server.completions import fill_in_ids
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.llama_cpp.bodies import TextFields, mixed_ids
 from mlcpipe.server.llama_cpp.completion import continued
 from mlcpipe.server.sse import EventStream
+from mlcpipe.server.tokenize import literal_ids
 
 router = APIRouter()
 _BATCH = 2048  # llama-server's bound for prefix and suffix, in tokens
@@ -29,7 +31,7 @@ class InfillBody(TextFields):
 
     input_prefix: Any = ""
     input_suffix: Any = ""
-    input_extra: list[dict[str, Any]] | None = None
+    input_extra: list[dict[str, Any]] | None = Field(None, max_length=MAX_ITEMS)
     prompt: Any = ""
 
 
@@ -59,34 +61,43 @@ def _tokens(tokenizer: Tokenizer, marks: list[int], body: InfillBody, context_le
     batch = min(_BATCH, context_length // 2)
     prefix = prefix[max(0, len(prefix) - 3 * (batch // 4)) :]
     suffix = suffix[: max(0, batch // 4 - 2 - len(middle))]
-    extra = _extra(tokenizer, body.input_extra or [])
-    room = max(0, context_length - batch - 2 * (body.most or 0))
-    extra = extra[max(0, len(extra) - room) :]
+    extra = _extra(tokenizer, body.input_extra or [], max(0, context_length - batch - 2 * (body.most or 0)))
     begin, bos = tokenizer.encode("", add_special_tokens=True)[:1], tokenizer.special_tokens.get("bos_token")
     around = begin if bos and begin == tokenizer.encode(bos) else []
     return [*extra, *around, marks[0], *prefix, *middle, marks[1], *suffix, marks[2]]
 
 
-def _extra(tokenizer: Tokenizer, chunks: list[dict[str, Any]]) -> list[int]:
-    """The texts of other files, under their names."""
+def _extra(tokenizer: Tokenizer, chunks: list[dict[str, Any]], room: int) -> list[int]:
+    """The last `room` tokens of the texts of other files, under their names; the first ones are not even encoded."""
+    for index, chunk in enumerate(chunks):
+        if not all(isinstance(one, str) for one in _text_and_name(chunk)):
+            raise ApiError(400, f"input_extra[{index}]: expected a text and a filename", param="input_extra")
     repository, separator = _control(tokenizer, _REPOSITORY), _control(tokenizer, _FILE)
     plain = tokenizer.literal.plain_ids
-    made = [] if repository is None else [repository, *plain("myproject\n")]
-    for index, chunk in enumerate(chunks):
-        text, name = chunk.get("text", ""), chunk.get("filename") or "tmp"
-        if not isinstance(text, str) or not isinstance(name, str):
-            raise ApiError(400, f"input_extra[{index}]: expected a text and a filename", param="input_extra")
-        tokenizer.check_length(len(text) + len(name))
-        made += plain(_SNIPPET) if separator is None else [separator, *plain(f"{name}\n")]
-        made += plain(text)
-    return made if separator is None else [*made, separator, *plain("filename\n")]
+    made = [] if separator is None else [[separator, *plain("filename\n")]]  # from the end
+    count, chars = sum(map(len, made)), 0
+    for chunk in reversed(chunks):
+        if count >= room:
+            break
+        text, name = _text_and_name(chunk)
+        chars += len(text) + len(name)
+        tokenizer.check_length(chars)
+        made.append([*(plain(_SNIPPET) if separator is None else [separator, *plain(f"{name}\n")]), *plain(text)])
+        count += len(made[-1])
+    if repository is not None:
+        made.append([repository, *plain("myproject\n")])
+    whole = [one for part in reversed(made) for one in part]
+    return whole[max(0, len(whole) - room) :]
+
+
+def _text_and_name(chunk: dict[str, Any]) -> tuple[Any, Any]:
+    return chunk.get("text", ""), chunk.get("filename") or "tmp"
 
 
 def _ids(tokenizer: Tokenizer, given: Any, where: str) -> list[int]:
     """The tokens of a text, whose words are never control tokens, or of a list with tokens."""
     if isinstance(given, str):
-        tokenizer.check_length(len(given))
-        return tokenizer.with_rows(list(tokenizer.literal.plain_ids(given)))
+        return literal_ids(tokenizer, given)
     return mixed_ids(tokenizer, given, where, around=False)
 
 

@@ -96,6 +96,18 @@ def test_what_llama_vim_sends_to_a_chat() -> None:
     assert (sampling.min_p, sampling.temperature, sampling.top_p, engine.asked[1].rules) == (0.1, 0.1, 1.0, None)
 
 
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [({"max_tokens": None, "n_predict": 5}, 5), ({"max_tokens": 3, "n_predict": 5}, 3), ({"n_predict": -2}, None)],
+)
+def test_how_long_an_answer_to_a_chat_may_be(fields: dict[str, Any], most: int | None) -> None:
+    engine = FakeEngine()
+    asked = {"messages": [{"role": "user", "content": "Hello"}], **fields}
+    assert answers(engine, ("/v1/chat/completions", asked))[0].status_code == 200
+    whole = engine.context_length - len(engine.asked[0].tokens)
+    assert engine.asked[0].max_tokens == (whole if most is None else most)
+
+
 def test_what_llama_vscode_sends(coder: FakeEngine) -> None:
     found = answers(coder, ("/infill", VSCODE), ("/infill", VSCODE_NEXT), ("/infill", {**VSCODE, "n_cmpl": 3}))
     made = found[0].json()
@@ -123,6 +135,25 @@ def test_long_files_are_cut_to_the_context(coder: FakeEngine) -> None:
     body = {**VSCODE, "input_prefix": "p = 1\n" * 2000, "input_suffix": "s = 1\n" * 2000, "input_extra": many}
     (answer,) = answers(coder, ("/infill", body))
     assert answer.status_code == 200 and len(coder.asked[0].tokens) + 128 <= coder.context_length
+
+
+def test_files_beyond_the_context_are_not_encoded(coder: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, plain = [], coder.tokenizer.literal.plain_ids
+    monkeypatch.setattr(coder.tokenizer.literal, "plain_ids", lambda text: asked.append(text) or plain(text))
+    files = [{"text": f"line {i}\n" * 900, "filename": f"{i}.py"} for i in range(20)]
+    (answer,) = answers(coder, ("/infill", {**VSCODE, "input_extra": files}))
+    assert answer.status_code == 200 and files[-1]["text"] in asked and files[0]["text"] not in asked
+
+
+def test_streams_carry_tokens_and_n_is_the_count_of_answers() -> None:
+    engine = FakeEngine("Hello you")
+    stream, several = answers(
+        engine,
+        ("/completion", {"prompt": "a", "stream": True}),
+        ("/completion", {"prompt": "a", "n": 2, "min_keep": 1, "post_sampling_probs": True}),
+    )
+    assert stream.status_code == 200 and len(several.json()) == 2
+    assert [one.logprobs for one in engine.asked] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +214,17 @@ def test_biases_of_texts_pairs_and_false() -> None:
         ("/completion", {"prompt": "a", "lora": [{"id": 0, "scale": 0.5}]}, "lora"),
         ("/completion", {"prompt": "a", "logit_bias": [[1]]}, "logit_bias"),
         ("/completion", {"prompt": "a", "logit_bias": [[1, "b"]]}, "logit_bias"),
+        ("/completion", {"prompt": "a", "logit_bias": [["--5", 1], [10**400, 1]]}, "logit_bias"),
+        ("/completion", b'{"prompt": "a", "logit_bias": [[%s, 1]]}' % (b"1" * 4000), "logit_bias"),
+        ("/completion", {"prompt": "a", "logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+        ("/completion", {"prompt": "a", "logit_bias": [[1, 10**400]]}, "logit_bias"),
+        ("/completion", {"prompt": "a", "logit_bias": {"b": 101}}, "logit_bias"),
+        ("/completion", {"prompt": [10**30]}, "prompt"),
+        ("/completion", {"prompt": [-1]}, "prompt"),
+        ("/completion", {"prompt": [[1], *([[1, "a", *["a"] * 4000]] * 2)]}, "4096 texts"),
+        ("/completion", {"prompt": "a", "n_probs": 1, "post_sampling_probs": True}, "post_sampling_probs"),
+        ("/completion", {"prompt": "a", "min_keep": 2}, "min_keep"),
+        ("/completion", {"prompt": "a", "temperature": 101}, "temperature"),
         ("/completion", {"prompt": "a", "stop_token_ids": 5}, "stop_token_ids"),
         ("/completion", {"prompt": "a", "n_probs": 1000}, "n_probs"),
         ("/completion", {"prompt": "a", "response_fields": ["a"] * 65}, "response_fields"),
@@ -192,14 +234,15 @@ def test_biases_of_texts_pairs_and_false() -> None:
         ("/tokenize", {"content": "a", "parse_special": False, "add_special": True}, "parse_special"),
     ],
 )
-def test_what_is_refused_by_name(path: str, body: dict[str, Any], word: str) -> None:
+def test_what_is_refused_by_name(path: str, body: Any, word: str) -> None:
     engine = FakeEngine()
     (answer,) = answers(engine, (path, body))
     assert answer.status_code in (400, 404) and word in answer.json()["error"]["message"] and not engine.asked
 
 
 def test_what_an_infill_cannot_have(coder: FakeEngine) -> None:
-    for name, value in (("input_extra", [{"text": 5}]), ("input_prefix", 5), ("prompt", [None])):
+    many = [{}] * 4097
+    for name, value in (("input_extra", [{"text": 5}]), ("input_prefix", 5), ("prompt", [None]), ("input_extra", many)):
         (answer,) = answers(coder, ("/infill", {**VSCODE, name: value}))
         assert answer.status_code == 400 and name in answer.json()["error"]["message"]
 

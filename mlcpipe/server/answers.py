@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mlcpipe.runtime.answer_reader import AnswerReader, Reading
@@ -20,6 +21,10 @@ from mlcpipe.server.metrics import RequestTimer
 
 LOWEST_LOGPROB = -9999.0  # as OpenAI: for tokens that a grammar forbids; JSON has no infinity
 MAX_PENDING = 4096  # tokens by which a reader may lag behind
+MAX_SCORES = 1 << 18  # log-probabilities of prompts in a response
+_SCORE_BYTES = 64  # of one of them, as JSON
+Scores = list[tuple[TokenLogprob, int]]
+Aside = Callable[[Callable[[], Any], int], Awaitable[Any]]
 
 
 @dataclass(slots=True)
@@ -101,7 +106,12 @@ class DeltaSource(ABC):
     def __init__(self, usage: Usage, count: int = 1) -> None:
         self.usage, self.count = usage, count
         # By answer, the tokens of its prompt but the first with their ranks; before its first delta.
-        self.prompt_logprobs: dict[int, list[tuple[TokenLogprob, int]]] = {}
+        self.prompt_logprobs: dict[int, Scores] = {}
+
+    @property
+    def scores_bytes(self) -> int:
+        """About how long the JSON of `prompt_logprobs` is."""
+        return sum(_bytes_of(scores) for scores in self.prompt_logprobs.values())
 
     @abstractmethod
     def close(self) -> None:
@@ -120,13 +130,16 @@ class DeltaSource(ABC):
 
 
 class Answers(DeltaSource):
-    """Answers of an engine."""
+    """Answers of an engine. `aside` does work on a number of bytes, see `OffLoop`.
 
-    def __init__(self, engine: ServingEngine, waker: Waker, tokenizer: Tokenizer) -> None:
+    Of several answers to one prompt the first alone may ask for its log-probabilities, which are those of all.
+    """
+
+    def __init__(self, engine: ServingEngine, waker: Waker, tokenizer: Tokenizer, aside: Aside) -> None:
         super().__init__(Usage(dropped=0 if engine.context_shift else None), 0)
         self._engine = engine
         self._waker = waker
-        self._tokenizer = tokenizer
+        self._tokenizer, self._aside = tokenizer, aside
         self._changed = asyncio.Event()
         self._choices: list[_Choice] = []
         self._slow = False
@@ -136,7 +149,8 @@ class Answers(DeltaSource):
         stream = self._engine.submit(request, self._waker.wake)
         stream.listener = self._wake  # not read yet by the loop, which runs this
         first = not self._choices or self._choices[-1].stream.request.tokens is not request.tokens
-        self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self, first))
+        leader = None if first else self._choices[-1].leader
+        self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self, leader))
         self.count += 1
         if first:
             self.usage.prompt += len(request.tokens)
@@ -157,7 +171,16 @@ class Answers(DeltaSource):
             await self._changed.wait()
             self._changed.clear()
             for choice in self._choices:
-                for delta in choice.take():
+                if choice.held:
+                    continue
+                deltas = choice.take()
+                if (scores := choice.scores) is not None:
+                    tokens, choice.scores = choice.stream.request.tokens[1:], None
+                    work = partial(_named, self._tokenizer, tokens, scores)
+                    self.prompt_logprobs[choice.index] = await self._aside(work, _bytes_of(scores))
+                elif choice.leader.index in self.prompt_logprobs:
+                    self.prompt_logprobs[choice.index] = self.prompt_logprobs[choice.leader.index]
+                for delta in deltas:
                     if not delta.empty:
                         yield delta
                 if choice.finished and not choice.ended:  # by a stop string
@@ -166,7 +189,7 @@ class Answers(DeltaSource):
                 raise ApiError(499, "the client reads too slowly")
 
     def _wake(self) -> None:
-        if any(choice.stream.pending > MAX_PENDING for choice in self._choices):
+        if any(choice.stream.pending > MAX_PENDING and not choice.held for choice in self._choices):
             self._slow = True
             self.close()
         self._changed.set()
@@ -194,7 +217,10 @@ class Answer:
 
 
 class _Choice:
-    """One streaming answer. `finished`: its last delta was sent; `ended`: the engine is done with it."""
+    """One streaming answer. `finished`: its last delta was sent; `ended`: the engine is done with it.
+
+    `leader`: the first answer to its prompt. `scores`: of the prompt, as they came.
+    """
 
     def __init__(
         self,
@@ -204,15 +230,23 @@ class _Choice:
         tokenizer: Tokenizer,
         timer: RequestTimer,
         answers: DeltaSource,
-        first: bool,
+        leader: _Choice | None,
     ) -> None:
         self.stream = stream
         self.finished = self.ended = False
-        self._index, self._tokenizer, self._timer, self._usage = index, tokenizer, timer, answers.usage
+        self.index, self._tokenizer, self._timer, self._usage = index, tokenizer, timer, answers.usage
+        self.leader: _Choice = leader or self
+        self.scores: tuple[PromptLogprob, ...] | None = None
+        self._scored = self.leader.stream.request.prompt_logprobs is not None
         self._prompt_logprobs, self._reading = answers.prompt_logprobs, reading
-        self._counts_cached = first  # of the answers to one prompt, the first reports cached tokens
+        self._counts_cached = leader is None  # of the answers to one prompt, the first reports cached tokens
         self._reader = AnswerReader(tokenizer, reading, stream.request.stop_ids)
         self._tokens = self._dropped = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits for the log-probabilities of its prompt."""
+        return self._scored and self.leader is not self and self.leader.index not in self._prompt_logprobs
 
     def take(self) -> list[Delta]:
         """The engine's outputs since the last call."""
@@ -234,8 +268,8 @@ class _Choice:
         if event.finish_reason == "cancelled":
             self.finished = True
             raise ApiError(503, "the server ended the request", code="cancelled", retry_after_s=5.0)
-        if self.stream.request.prompt_logprobs is not None and self._index not in self._prompt_logprobs:
-            self._prompt_logprobs[self._index] = self._named(event.prompt_logprobs)
+        if self._scored and self.leader is self and not self._tokens:
+            self.scores = event.prompt_logprobs
         if self._reading.silent:
             event = event._replace(token=None, finish_reason=event.finish_reason and "length")
         logprobs = []
@@ -250,9 +284,7 @@ class _Choice:
                 self._usage.miss = self._usage.miss or event.cache_miss
             self._usage.reasoning += self._reader.inside
             request = self.stream.request
-            if event.logprob is not None and (
-                request.prompt_logprobs is not None or event.token not in request.stop_ids
-            ):
+            if event.logprob is not None and (self._scored or event.token not in request.stop_ids):
                 top = [(token, max(logprob, LOWEST_LOGPROB)) for token, logprob in event.top]
                 logprob = max(event.logprob, LOWEST_LOGPROB)
                 logprobs.append(named_logprob(self._tokenizer, event.token, logprob, top))
@@ -261,15 +293,35 @@ class _Choice:
             part = part._replace(reasoning="")
         self.finished = self.ended or self._reader.stopped is not None
         if not self.finished:
-            return Delta(self._index, part.text, part.reasoning, part.calls, tuple(logprobs))
+            return Delta(self.index, part.text, part.reasoning, part.calls, tuple(logprobs))
         self._timer.end(self._tokens)
         finish = self._reader.finish_reason(cut_off=event.finish_reason in ("length", "timeout"))
         stop_string = self._reader.stop_string
-        return Delta(self._index, part.text, part.reasoning, part.calls, tuple(logprobs), finish, stop_string)
+        return Delta(self.index, part.text, part.reasoning, part.calls, tuple(logprobs), finish, stop_string)
 
-    def _named(self, scores: Sequence[PromptLogprob]) -> list[tuple[TokenLogprob, int]]:
-        tokens = self.stream.request.tokens[1:]
-        return [
-            (named_logprob(self._tokenizer, token, max(one.logprob, LOWEST_LOGPROB), one.top), one.rank)
-            for token, one in zip(tokens, scores)
-        ]
+
+def _named(tokenizer: Tokenizer, tokens: Sequence[int], scores: Sequence[PromptLogprob]) -> Scores:
+    return [
+        (named_logprob(tokenizer, token, max(one.logprob, LOWEST_LOGPROB), one.top), one.rank)
+        for token, one in zip(tokens, scores)
+    ]
+
+
+def check_scores(tokens: int, alternatives: int | None, n: int, name: str) -> None:
+    """Raises ApiError for too many log-probabilities of prompts with so many `tokens`, each in `n` answers."""
+    count = 0 if alternatives is None else tokens * (1 + alternatives) * n
+    if count > MAX_SCORES:
+        message = (
+            f"{name}: expected at most {MAX_SCORES} log-probabilities of prompts, which are their tokens times "
+            f"1 + alternatives times n; found {count}; send fewer tokens, or ask for fewer alternatives or answers"
+        )
+        raise ApiError(400, message, param=name)
+
+
+def _bytes_of(scores: Sequence[PromptLogprob] | Scores) -> int:
+    """About how long the JSON of a prompt's log-probabilities is."""
+    if not scores:
+        return 0
+    first = scores[0]
+    top = first.top if isinstance(first, PromptLogprob) else first[0].top
+    return _SCORE_BYTES * len(scores) * (1 + len(top))

@@ -88,12 +88,15 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
         return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE, headers=headers)
     whole = await unless_left(request, answers.whole(), answers.close)
     choices = [_choice(index, answer, with_logprobs=bool(body.logprobs)) for index, answer in enumerate(whole)]
-    scores = prompt_json(answers, 0)
-    return JSONResponse(
-        {**frame, "object": "chat.completion", "choices": choices, "usage": usage_json(answers.usage),
-         "system_fingerprint": None, **scores},
-        headers=headers,
-    )  # fmt: skip
+
+    def made() -> JSONResponse:
+        return JSONResponse(
+            {**frame, "object": "chat.completion", "choices": choices, "usage": usage_json(answers.usage),
+             "system_fingerprint": None, **prompt_json(answers, 0)},
+            headers=headers,
+        )  # fmt: skip
+
+    return await service.aside(made, answers.scores_bytes)
 
 
 async def _answers(

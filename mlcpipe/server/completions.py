@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -17,7 +18,7 @@ from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
 from mlcpipe.runtime.serving import interface
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.server.answers import Answers
+from mlcpipe.server.answers import Answers, check_scores
 from mlcpipe.server.bodies import MAX_CHOICES, MAX_IDS, CompletionFields, Count, ResponseFormat, body_schema, parsed
 from mlcpipe.server.chat import prompt_json, usage_json
 from mlcpipe.server.conversation import within
@@ -64,16 +65,20 @@ async def complete(
     }
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = _chunks(answers, frame, heads, echoed=_echoed(body), with_usage=usage)
+        chunks = _chunks(service, answers, frame, heads, echoed=_echoed(body), with_usage=usage)
         return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE)
     whole = await unless_left(request, answers.whole(), answers.close)
-    choices = [
-        _choice(index, head + one.text, _joined(answers, index, _echoed(body), one.logprobs, len(head)), one.finish)
-        for index, (head, one) in enumerate(zip(heads, whole, strict=True))
-    ]
-    if body.prompt_logprobs is not None:
-        choices = [{**choice, **prompt_json(answers, index)} for index, choice in enumerate(choices)]
-    return JSONResponse({**frame, "choices": choices, "usage": usage_json(answers.usage)})
+
+    def made() -> JSONResponse:
+        choices = [
+            _choice(index, head + one.text, _joined(answers, index, _echoed(body), one.logprobs, len(head)), one.finish)
+            for index, (head, one) in enumerate(zip(heads, whole, strict=True))
+        ]
+        if body.prompt_logprobs is not None:
+            choices = [{**choice, **prompt_json(answers, index)} for index, choice in enumerate(choices)]
+        return JSONResponse({**frame, "choices": choices, "usage": usage_json(answers.usage)})
+
+    return await service.aside(made, answers.scores_bytes)
 
 
 async def answers_to_texts(
@@ -99,6 +104,8 @@ async def answers_to_texts(
         prompts = _prompts(service.tokenizer, texts, body.suffix)
         if not all(prompts):
             raise ApiError(400, "prompt: expected at least one token", param="prompt")
+        name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        check_scores(sum(map(len, prompts)), scored, n, name)
         most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
         asked = [service.request(body, tokens, within(most_tokens, len(tokens), most)) for tokens in prompts]
         heads = [service.tokenizer.decode(tokens) if body.echo else "" for tokens in prompts]
@@ -147,7 +154,7 @@ def _echoed(body: CompletionBody) -> int | None:
 
 
 async def _chunks(
-    answers: Answers, frame: dict[str, Any], heads: list[str], *, echoed: int | None, with_usage: bool
+    service: Service, answers: Answers, frame: dict[str, Any], heads: list[str], *, echoed: int | None, with_usage: bool
 ) -> AsyncIterator[str]:
     frame = {**frame, **({"usage": None} if with_usage else {})}
     made = choice_events(frame)
@@ -156,10 +163,14 @@ async def _chunks(
     for index, head in enumerate(heads):
         if head and not waiting:
             yield made(_choice(index, head, None, None))
+
+    def begun(index: int) -> str:
+        return made(_choice(index, heads[index], _joined(answers, index, echoed, (), 0), None))
+
     async for one in answers.deltas():
         if one.index in waiting:
             waiting.remove(one.index)
-            yield made(_choice(one.index, heads[one.index], _joined(answers, one.index, echoed, (), 0), None))
+            yield await service.aside(partial(begun, one.index), answers.scores_bytes)
         logprobs = _logprobs(one.logprobs, offsets[one.index])
         offsets[one.index] += sum(len(token.text) for token in one.logprobs)
         yield made(_choice(one.index, one.text, logprobs, one.finish))

@@ -9,7 +9,7 @@ from typing import Any
 from mlcpipe.runtime.answer_reader import Reading
 from mlcpipe.runtime.text.thinking import EFFORT
 from mlcpipe.runtime.tools import ToolChoice
-from mlcpipe.server.answers import Answers
+from mlcpipe.server.answers import Answers, check_scores
 from mlcpipe.server.bodies import EndingFields, ResponseFormat, SamplingFields, checked_stops
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.off_loop import LONG_BYTES
@@ -89,6 +89,7 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
     choice, stops = conversation.choice, checked_stops(conversation.stops)
     prompt = await prompt_of(service, conversation, body.nbytes)
     most = within(conversation.most_tokens, len(prompt.tokens), conversation.max_tokens)
+    check_scores(len(prompt.tokens), conversation.prompt_logprobs, 1, "prompt_logprobs")  # reported once for all n
     request = service.request(body, prompt.tokens, most)
     rules = await service.rules(body, _budget(service, conversation), prompt.thinking)
     request = replace(

@@ -240,7 +240,7 @@ class Service(OffLoop):
 
     def start(self, requests: Sequence[tuple[Request, Reading]]) -> Answers:
         """Request answers of the engine. Raises ApiError if it refuses one."""
-        answers = Answers(self.engine, self._waker, self.tokenizer)
+        answers = Answers(self.engine, self._waker, self.tokenizer, self.aside)
         try:
             with self.engine.together:
                 for request, reading in requests:
@@ -252,9 +252,10 @@ class Service(OffLoop):
 
 
 def repeated(request: Request, n: int) -> list[Request]:
-    """The requests for `n` answers to one prompt, with consecutive seeds."""
-    seed = request.sampling.seed
+    """The requests for `n` answers to one prompt, with consecutive seeds; the first alone scores the prompt."""
+    seed, other = request.sampling.seed, replace(request, prompt_logprobs=None)
+    found = [request, *[other] * (n - 1)]
     if seed is None:
-        return [request] * n
+        return found
     seeds = [(seed + index) % (MAX_SEED + 1) for index in range(n)]
-    return [replace(request, sampling=replace(request.sampling, seed=one)) for one in seeds]
+    return [replace(each, sampling=replace(each.sampling, seed=one)) for each, one in zip(found, seeds)]

@@ -18,6 +18,7 @@ pytest.importorskip("fastapi")
 
 from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.serving.batching import Batching
+from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
 from mlcpipe.server.model_pool import ModelPool
@@ -133,6 +134,32 @@ def test_prompts_are_scored_for_vllm_s_clients(engine: Batching, tokenizer: Toke
             assert own["logprob"] == pytest.approx(expected[at, token], abs=1e-3)
             assert own["rank"] == 1 + (expected[at] > expected[at, token]).sum()
     assert {len(place) for place in text["prompt_logprobs"][1:]} <= {3, 4}
+
+
+def test_a_prompt_is_scored_once_for_all_its_answers(
+    engine: Batching, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which have the scores of one that is asked alone, also in a stream; there is a bound for all of them together."""
+    asked: list[Request] = []
+    submit = engine.submit
+    monkeypatch.setattr(engine, "submit", lambda request, wake: (asked.append(request), submit(request, wake))[1])
+    path, body = "/v1/completions", {"prompt": TEXT, "echo": True, "logprobs": 2, "max_tokens": 4, "temperature": 1}
+    alone = [one(engine, tokenizer, path, **body, seed=seed)["choices"][0] for seed in (5, 6, 7)]
+    assert [request.prompt_logprobs for request in asked] == [2] * 3
+    made = one(engine, tokenizer, path, **body, seed=5, n=3)["choices"]
+    assert made == [{**choice, "index": index} for index, choice in enumerate(alone)]
+    assert [request.prompt_logprobs for request in asked[3:]] == [2, None, None]
+    (stream,) = answered(engine, tokenizer, (path, {**body, "seed": 5, "n": 3, "stream": True}))
+    parts = [json.loads(line[6:])["choices"][0] for line in stream.text.split("\n\n")[:-2]]
+    for index, choice in enumerate(made):
+        for name, values in choice["logprobs"].items():
+            mine = [part["logprobs"] for part in parts if part["index"] == index and part["logprobs"]]
+            assert [value for each in mine for value in each[name]] == values
+    many = {"prompt": [[5] * 500] * 64, "max_tokens": 1}
+    for fields, name in (({"echo": True, "logprobs": 20}, "logprobs"), ({"prompt_logprobs": 20}, "prompt_logprobs")):
+        (refused,) = answered(engine, tokenizer, (path, {**many, **fields}))
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == name
+        assert "expected at most 262144 log-probabilities" in refused.text and "found 672000" in refused.text
 
 
 def test_only_allowed_tokens_come_and_no_end_too_early(engine: Batching, tokenizer: Tokenizer) -> None:

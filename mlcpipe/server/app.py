@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from mlcpipe.errors import MlcpipeError
@@ -60,6 +61,7 @@ def create_app(rules: Rules = Rules(), page: Path = PAGE, *, serves: Serves = "t
         open_paths |= {route.path for route in files.routes}  # type: ignore[attr-defined]
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(MlcpipeError, _mlcpipe_error)
+    app.add_exception_handler(RequestValidationError, _wrong_query)
     app.add_exception_handler(404, _no_path)
     app.add_exception_handler(405, _no_method)
     app.add_exception_handler(Exception, _bug)
@@ -94,6 +96,14 @@ async def _api_error(request: Request, error: Exception) -> JSONResponse:
 async def _mlcpipe_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, MlcpipeError)
     return await _api_error(request, refused(error))
+
+
+async def _wrong_query(request: Request, error: Exception) -> JSONResponse:
+    """Fields of the query or the path: bodies are checked by `bodies.parsed`."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return await _api_error(request, ApiError(400, f"{name}: {first['msg']}", param=name, code="invalid_query"))
 
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:

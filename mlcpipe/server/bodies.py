@@ -267,6 +267,12 @@ def owner_of(request: Request) -> str:
     return owner
 
 
+def key_of(request: Request) -> str:
+    """The owner of what is stored for a client: its key, also where keys share prompts."""
+    key: str = getattr(request.state, "key", "")
+    return key
+
+
 def parsed(model: type[_B]) -> Callable[[Request], Coroutine[Any, Any, _B]]:
     """A dependency that reads a request's body. Raises ApiError for a body that is no JSON, or malformed."""
 

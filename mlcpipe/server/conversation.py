@@ -16,7 +16,6 @@ from mlcpipe.server.off_loop import LONG_BYTES
 from mlcpipe.server.prompts import Ending, Prompt, has_pictures, render
 from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.thinking import Thoughts
-from mlcpipe.server.thinking import thinking_variables as thinking_variables
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,15 @@ def ending_of(body: EndingFields, messages: Sequence[Mapping[str, Any]]) -> Endi
     if last.get("role") != "assistant" or last.get("content") is None:
         raise ApiError(400, f"{where}: expected a message of the assistant with content at the end", param=where)
     return "continued"
+
+
+def begun_ending(service: Service, messages: Sequence[Mapping[str, Any]]) -> Ending:
+    """The end of the prompt where a last message of the assistant is the begin of the answer, as far as a model of one
+    channel can continue it.
+    """
+    last = messages[-1] if messages else {}
+    begun = last.get("role") == "assistant" and last.get("content")
+    return "continued" if begun and not service.calling.style.channels else "header"
 
 
 async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -> Prompt:

@@ -43,10 +43,13 @@ class EmbeddingBody(Body):
 async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(parsed(EmbeddingBody))]) -> JSONResponse:
     """An embedding for each text."""
     service = await embedding_service(request, body.model)
-    given: Sequence[Any] = [body.input] if isinstance(body.input, str) else body.input
-    texts: Sequence[Any] = [given] if given and isinstance(given[0], int) else given
     rows, tokens = await embedded(
-        request, service, texts, body.truncate_prompt_tokens, dimensions=body.dimensions, prompt_name=body.prompt_name
+        request,
+        service,
+        texts_of(body.input),
+        body.truncate_prompt_tokens,
+        dimensions=body.dimensions,
+        prompt_name=body.prompt_name,
     )
 
     def respond() -> JSONResponse:
@@ -66,13 +69,14 @@ async def embedded(
     *,
     dimensions: int | None = None,
     prompt_name: str | None = None,
+    most: int = MAX_TEXTS,
 ) -> tuple[NDArray[np.float32], int]:
     """The embeddings f32[n, dimensions] of texts, or of their tokens, and the count of all tokens.
 
     `truncate` is as `EmbeddingBody.truncate_prompt_tokens`. Raises ApiError.
     """
     embedder = service.embedder
-    check_count(len(texts), "input")
+    check_count(len(texts), "input", most)
     whole = embedder.info.dimensions
     if dimensions is not None and dimensions > whole:
         raise ApiError(400, f"dimensions: expected from 1 to {whole}", param="dimensions")
@@ -86,10 +90,15 @@ async def embedded(
     return await unless_left(request, work, lambda: None)
 
 
-def check_count(count: int, param: str) -> None:
+def texts_of(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[Any]:
+    """The texts, or lists of tokens, of one or several."""
+    return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+
+
+def check_count(count: int, param: str, most: int = MAX_TEXTS) -> None:
     """Raises ApiError for a list of no texts, or too many."""
-    if not 0 < count <= MAX_TEXTS:
-        raise ApiError(400, f"{param}: expected 1 to {MAX_TEXTS} texts, found {count}", param=param)
+    if not 0 < count <= most:
+        raise ApiError(400, f"{param}: expected 1 to {most} texts, found {count}", param=param)
 
 
 def cut(service: EmbeddingService, text: str, limit: int | None) -> str:

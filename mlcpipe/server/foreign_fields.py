@@ -70,16 +70,20 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "include_reasoning": (True,), "thinking_budget_tokens": (-1,), "reasoning_budget": (-1,),
     "reasoning_format": ("auto", "deepseek"), "thinking_token_budget": (-1,), "thinking_budget": (-1,),
     "enable_thinking": (True,), "thinking": (), "reasoning": ({},), "reasoning_effort": (),
-    "separate_reasoning": (True,),
+    "separate_reasoning": (True,), "stop": ([], ""), "stop_sequences": ([],), "n": (1,), "logprobs": (False,),
+    "top_logprobs": (0,), "suffix": ("",), "output_config": ({},), "text": ({}, {"format": {"type": "text"}}),
+    "tool_choice": ("auto", "none"), "parallel_tool_calls": (True, False),
 }  # fmt: skip
-"""Fields that are not offered, with their neutral values, which are."""
+"""Fields that are not offered, with their neutral values, which are; those of `HONOURED` without any may lack here."""
+
+_ELSEWHERE = HONOURED - {"stream_options"}  # which changes no answer
 
 _NO_PENALTY = {"repetition_penalty": 1, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 
 def check_foreign(body: BaseModel, *, adds_special_tokens: bool) -> None:
     """Raises ApiError for an unsupported field that would change the answer."""
-    neutral = {**REFUSED, "add_special_tokens": (adds_special_tokens,)}
+    neutral = {**dict.fromkeys(_ELSEWHERE, ()), **REFUSED, "add_special_tokens": (adds_special_tokens,)}
     if all(getattr(body, name) in (None, value) for name, value in _NO_PENALTY.items()):
         del neutral["repeat_last_n"]
     for name, value in (body.model_extra or {}).items():

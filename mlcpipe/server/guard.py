@@ -131,7 +131,7 @@ class Guard:
         same = [hmac.compare_digest(digest, key) for digest in owners]  # compare with every key, for constant time
         if same and not any(same):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-        scope.setdefault("state", {})["owner"] = owners.get(key, "")
+        scope.setdefault("state", {}).update(owner=owners.get(key, ""), key=key.hex()[:32] if owners else "")
         per_key = self._rules.per_key
         if per_key is not None and scope["method"] == "POST" and self._active[key] >= per_key:
             message = f"{per_key} requests of this key are running already"

@@ -26,6 +26,20 @@ def check_values(data: bytes, most: int) -> None:
         raise ApiError(400, f"the body has too many values; expected at most {most}", code="invalid_body")
 
 
+def values_of(data: Any) -> int:
+    """How many values plain JSON data has, the names of an object's among them."""
+    count, left = 0, [data]
+    while left:
+        part = left.pop()
+        count += 1
+        if isinstance(part, dict):
+            count += len(part)
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
+    return count
+
+
 def object_in(text: str) -> dict[str, Any]:
     """The object of a text that a model wrote; {} for one that was cut off, or has numbers beyond JSON's."""
     try:

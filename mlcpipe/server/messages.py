@@ -15,12 +15,13 @@ from mlcpipe.runtime.tools import ToolChoice, choose, tool_of
 from mlcpipe.server.answers import Answers, Usage
 from mlcpipe.server.blocks import Block, BlockEvent, Blocks
 from mlcpipe.server.bodies import Count, JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
-from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
+from mlcpipe.server.conversation import Conversation, answers_to, begun_ending, prompt_of
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.json_values import object_in
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.message_blocks import messages_of
-from mlcpipe.server.prompts import Ending, text_of, without_billing
+from mlcpipe.server.prompts import text_of, without_billing
+from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, event, unless_left
 from mlcpipe.server.thinking import Thoughts, thinking_of
 
@@ -30,22 +31,24 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class CountBody(SamplingFields):
-    """The body of `count_tokens`."""
+    """The body of `count_tokens`, which may be that of the request itself."""
 
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    # No count depends on them.
+    max_tokens: Count | None = Field(None, ge=0)
+    stop_sequences: list[str] | None = None
+    output_format: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
 
 class MessagesBody(CountBody):
     """The body of a request."""
 
     max_tokens: Count = Field(ge=0)  # 0: only the prompt is computed
-    stop_sequences: list[str] | None = None
-    output_format: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -55,7 +58,7 @@ async def messages(
 ) -> EventStream | JSONResponse:
     """Answer a conversation."""
     service = await text_service(request, body.model)
-    answers = await answers_to(service, body, await service.aside(lambda: _conversation(body), body.nbytes))
+    answers = await answers_to(service, body, await service.aside(lambda: _conversation(service, body), body.nbytes))
     frame = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant",
              "model": service.name_of(body.model)}  # fmt: skip
     if body.stream:
@@ -71,11 +74,11 @@ async def count_tokens(request: Request, body: Annotated[CountBody, Depends(pars
     """The tokens of a conversation."""
     service = await text_service(request, body.model)
     service.check_model(body.model)
-    conversation = await service.aside(lambda: _conversation(body), body.nbytes)
+    conversation = await service.aside(lambda: _conversation(service, body), body.nbytes)
     return {"input_tokens": len((await prompt_of(service, conversation, body.nbytes)).tokens)}
 
 
-def _conversation(body: CountBody) -> Conversation:
+def _conversation(service: Service, body: CountBody) -> Conversation:
     system = body.system if isinstance(body.system, list) else [{"type": "text", "text": body.system or ""}]
     texts = without_billing([text_of([part], "system") for part in system])
     out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
@@ -84,7 +87,7 @@ def _conversation(body: CountBody) -> Conversation:
     begun = out[-1] if out and out[-1]["role"] == "assistant" else {}
     if begun.get("tool_calls"):
         raise ApiError(400, "messages: expected the results of the tools after their calls", param="messages")
-    ending: Ending = "continued" if begun.get("content") else "header"
+    ending = begun_ending(service, out)
     # As with Anthropic, reasoning must be requested.
     thinks, budget = thinking_of(body.thinking) if body.thinking else (False, None)
     thoughts = Thoughts(budget=budget)

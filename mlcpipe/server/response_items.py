@@ -55,7 +55,11 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "reasoning":
             reasoning = _reasoning(item)
         elif kind == "item_reference":
-            raise ApiError(400, f"{where}: this server stores nothing; send the item itself", param=where)
+            raise ApiError(
+                400,
+                f"{where}: references are not looked up; send the item itself, or previous_response_id",
+                param=where,
+            )
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 from mlcpipe.server.errors import ApiError
 
 MAX_RESPONSES = 4096
-MAX_BYTES = 128 << 20  # of all, as JSON
-_MEMORY = 4  # times its JSON that a response takes, about
+MAX_BYTES = 128 << 20  # of memory, of all
+_MEMORY = 4  # times its JSON that the text of a response takes, about
+_ITEM_BYTES, _VALUE_BYTES = 512, 100  # of memory, about, that an item takes with its id, and a value
 Items = list[dict[str, Any]]
 
 
@@ -22,28 +23,36 @@ class Stored:
     response: dict[str, Any]
     items: Items
     previous: str | None
-    nbytes: int
+    json_bytes: int
+    nbytes: int  # of memory
 
 
 class ResponseStore:
-    """Responses by owner and id. All methods run in the event loop."""
+    """Responses by owner and id. All methods run in the event loop.
+
+    Where room lacks, the owner who has most loses the response used longest ago, so that none can flush the others'.
+    """
 
     def __init__(self, most: int = MAX_RESPONSES, most_bytes: int = MAX_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes // _MEMORY
+        self._most, self._most_bytes = most, most_bytes
         self._kept: OrderedDict[tuple[str, str], Stored] = OrderedDict()
-        self._nbytes = 0
+        self._nbytes: Counter[str] = Counter()  # by owner
+        self._counts: Counter[str] = Counter()
 
-    def add(self, owner: str, response: dict[str, Any], items: Items, nbytes: int) -> None:
-        """Keep a response of `nbytes` as JSON, about; the ones used longest ago leave. One that is too large alone is
-        not kept.
+    def add(self, owner: str, response: dict[str, Any], items: Items, json_bytes: int, values: int = 0) -> None:
+        """Keep a response of `json_bytes` as JSON with so many `values`, about; others leave. One that is too large
+        alone is not kept.
         """
+        nbytes = _MEMORY * json_bytes + _ITEM_BYTES * (1 + len(items)) + _VALUE_BYTES * values
         if nbytes > self._most_bytes:
             return
-        self._kept[owner, response["id"]] = Stored(response, items, response["previous_response_id"], nbytes)
-        self._nbytes += nbytes
-        while len(self._kept) > self._most or self._nbytes > self._most_bytes:
-            _, left = self._kept.popitem(last=False)
-            self._nbytes -= left.nbytes
+        stored = Stored(response, items, response["previous_response_id"], json_bytes, nbytes)
+        self._kept[owner, response["id"]] = stored
+        self._nbytes[owner] += nbytes
+        self._counts[owner] += 1
+        while (many := len(self._kept) > self._most) or self._nbytes.total() > self._most_bytes:
+            ((richest, _),) = (self._counts if many else self._nbytes).most_common(1)
+            self._drop(next(place for place in self._kept if place[0] == richest))
 
     def get(self, owner: str, name: str, param: str | None = None) -> Stored:
         """Raises ApiError for one that is not kept."""
@@ -56,8 +65,12 @@ class ResponseStore:
 
     def delete(self, owner: str, name: str) -> None:
         """Forget a response. Raises ApiError for one that is not kept."""
-        self._nbytes -= self.get(owner, name).nbytes
-        del self._kept[owner, name]
+        self.get(owner, name)
+        self._drop((owner, name))
+
+    def _drop(self, place: tuple[str, str]) -> None:
+        self._nbytes[place[0]] -= self._kept.pop(place).nbytes
+        self._counts[place[0]] -= 1
 
     def history(self, owner: str, name: str | None, most: int, param: str | None = None) -> tuple[Items, int]:
         """All items, input and output, up to the end of a response, and their bytes as JSON; None has none.
@@ -69,7 +82,7 @@ class ResponseStore:
         while name is not None:
             found = self.get(owner, name, param)
             parts.append([*found.items, *found.response["output"]])
-            name, count, nbytes = found.previous, count + len(parts[-1]), nbytes + found.nbytes
+            name, count, nbytes = found.previous, count + len(parts[-1]), nbytes + found.json_bytes
             if count > most:
                 raise ApiError(400, f"the conversation has more than {most} items; begin another one", param=param)
         return [item for part in reversed(parts) for item in part], nbytes

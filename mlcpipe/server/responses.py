@@ -21,18 +21,19 @@ from mlcpipe.server.bodies import (
     ResponseFormat,
     SamplingFields,
     body_schema,
-    owner_of,
+    key_of,
     parsed,
 )
 from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.json_values import values_of
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.response_events import ended, stream, usage_json
 from mlcpipe.server.response_items import items_of, messages_of
 from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
-from mlcpipe.server.thinking import Thoughts, thinking_variables
+from mlcpipe.server.thinking import Thoughts, effort_variables
 
 router = APIRouter()
 _TOKEN_BYTES = 16  # of a token in JSON, about
@@ -96,16 +97,19 @@ async def responses(
     service = await text_service(request, body.model)
     service.check(body)
     before, nbytes = _history(request, body)
-    frame, conversation = await service.aside(
-        lambda: (_frame(body, service), _conversation(body, before)), body.nbytes + nbytes
-    )
+
+    def prepare() -> tuple[dict[str, Any], Conversation, list[dict[str, Any]], int]:
+        items, frame = items_of(body.input), _frame(body, service)
+        return frame, _conversation(body, before), items, values_of([items, frame])
+
+    frame, conversation, items, values = await service.aside(prepare, body.nbytes + nbytes)
     answers = await answers_to(service, body, conversation)
 
     def keep(response: dict[str, Any]) -> None:
         if response["store"]:
             # The response repeats a part of the body.
-            made = _TOKEN_BYTES * response["usage"]["output_tokens"]
-            store_of(request).add(owner_of(request), response, items_of(body.input), 2 * body.nbytes + made)
+            nbytes = 2 * body.nbytes + _TOKEN_BYTES * response["usage"]["output_tokens"]
+            store_of(request).add(key_of(request), response, items, nbytes, values)
 
     if body.stream:
         numbers = itertools.count()
@@ -137,7 +141,7 @@ def store_of(request: Request) -> ResponseStore:
 def _history(request: Request, body: InputBody) -> tuple[list[dict[str, Any]], int]:
     """The items before the input, and their bytes."""
     where = "previous_response_id"
-    return store_of(request).history(owner_of(request), body.previous_response_id, MAX_ITEMS, where)
+    return store_of(request).history(key_of(request), body.previous_response_id, MAX_ITEMS, where)
 
 
 def _conversation(body: InputBody, before: list[dict[str, Any]]) -> Conversation:
@@ -154,7 +158,7 @@ def _conversation(body: InputBody, before: list[dict[str, Any]]) -> Conversation
     return Conversation(
         [*messages, *messages_of([*before, *given])],
         _tool_choice(body),
-        {**thinking_variables(effort), **(body.chat_template_kwargs or {})},
+        {**effort_variables(effort), **(body.chat_template_kwargs or {})},
         None if form is None else _form(form),
         body.max_output_tokens,
         thoughts=Thoughts(effort=effort),

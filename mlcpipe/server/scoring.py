@@ -16,7 +16,7 @@ from pydantic import Field
 from mlcpipe.runtime.text.text_pairs import EncodedText
 from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
-from mlcpipe.server.embeddings import Truncation, check_count, cut, embedded, limit_of, numbers
+from mlcpipe.server.embeddings import MAX_TEXTS, Truncation, check_count, cut, embedded, limit_of, numbers, texts_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import any_service, embedding_service, pool_of, rerank_service
 from mlcpipe.server.sse import unless_left
@@ -106,7 +106,7 @@ async def score(request: Request, body: Annotated[ScoreBody, Depends(parsed(Scor
         found, tokens = await _scores(request, service, pairs, body.truncate_prompt_tokens, service.embedder.scores)
     else:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once
-        rows, tokens = await embedded(request, service, texts, body.truncate_prompt_tokens)
+        rows, tokens = await embedded(request, service, texts, body.truncate_prompt_tokens, most=2 * MAX_TEXTS)
         places = {text: index for index, text in enumerate(texts)}
         ones, others = ([places[pair[side]] for pair in pairs] for side in (0, 1))
         found = _cosines(rows[ones], rows[others])
@@ -119,9 +119,8 @@ async def score(request: Request, body: Annotated[ScoreBody, Depends(parsed(Scor
 async def pooling(request: Request, body: Annotated[PoolingBody, Depends(parsed(PoolingBody))]) -> JSONResponse:
     """The pooled row of each text, which is its embedding."""
     service = await embedding_service(request, body.model)
-    given: Sequence[Any] = [body.input] if isinstance(body.input, str) else body.input
-    texts: Sequence[Any] = [given] if given and isinstance(given[0], int) else given
-    rows, tokens = await embedded(request, service, texts, body.truncate_prompt_tokens, dimensions=body.dimensions)
+    texts, truncate = texts_of(body.input), body.truncate_prompt_tokens
+    rows, tokens = await embedded(request, service, texts, truncate, dimensions=body.dimensions)
 
     def respond() -> JSONResponse:
         data = [{"index": index, "object": "pooling", "data": numbers(row, body.encoding_format)}
@@ -138,11 +137,10 @@ async def _reranked(request: Request, body: RerankBody) -> tuple[EmbeddingServic
         raise ApiError(400, "documents: expected a list of them, or texts in its place", param="documents")
     service = await rerank_service(request, body.model)
     documents = [one if isinstance(one, str) else one.text for one in given]
-    if (most := body.max_tokens_per_doc) is not None:
-        documents = await service.apart(lambda: [_first_tokens(service, one, most) for one in documents], body.nbytes)
     limit = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
     finish: Callable[[Floats], Floats] = (lambda rows: rows[:, 0]) if body.raw_scores else service.embedder.scores
-    scores, tokens = await _scores(request, service, [(body.query, one) for one in documents], limit, finish)
+    pairs = [(body.query, one) for one in documents]
+    scores, tokens = await _scores(request, service, pairs, limit, finish, body.max_tokens_per_doc)
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n]
     return service, [(index, float(scores[index])) for index in best], tokens
 
@@ -153,8 +151,11 @@ async def _scores(
     pairs: Sequence[tuple[str, str]],
     truncate: int | None,
     finish: Callable[[Floats], Floats],
+    most_tokens: int | None = None,
 ) -> tuple[Floats, int]:
-    """`finish` of the rows f32[n, width] of pairs, and the count of tokens. Raises ApiError."""
+    """`finish` of the rows f32[n, width] of pairs, and the count of tokens. The second texts are cut after
+    `most_tokens` of their own. Raises ApiError.
+    """
     embedder = service.embedder
     check_count(len(pairs), "documents")
     limit = limit_of(embedder, truncate)
@@ -163,7 +164,8 @@ async def _scores(
         raise ApiError(400, message, param="query")
 
     def encode(pair: tuple[str, str]) -> EncodedText:
-        return embedder.encode_pairs(cut(service, pair[0], limit), [cut(service, pair[1], limit)], truncate=limit)[0]
+        second = pair[1] if most_tokens is None else _first_tokens(service, pair[1], most_tokens)
+        return embedder.encode_pairs(cut(service, pair[0], limit), [cut(service, second, limit)], truncate=limit)[0]
 
     return await unless_left(request, service.rows(pairs, encode, finish), lambda: None)
 
@@ -173,10 +175,16 @@ async def _scorer(request: Request, model: str | None) -> EmbeddingService:
     models = pool_of(request).models
     if model is None:
         model = next((one.name for kind in ("rerank", "embed") for one in models if one.kind == kind), None)
+    if (known := pool_of(request).find(model)).kind == "text":  # before it is loaded
+        raise _not_for_scores(known.name)
     service = await any_service(request, model)
     if not isinstance(service, EmbeddingService):
-        raise ApiError(400, f"the model {service.name!r} writes text; score needs an encoder", code="unsupported_task")
+        raise _not_for_scores(service.name)
     return service
+
+
+def _not_for_scores(name: str) -> ApiError:
+    return ApiError(400, f"the model {name!r} writes text; score needs an encoder", code="unsupported_task")
 
 
 def _pairs(body: ScoreBody) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 
-from mlcpipe.server.bodies import MAX_ITEMS, owner_of
+from mlcpipe.server.bodies import MAX_ITEMS, key_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.responses import store_of
 
@@ -19,13 +19,13 @@ async def get(request: Request, name: str, stream: bool = False) -> dict[str, An
     """A response. Raises ApiError for one that is not stored."""
     if stream:
         raise ApiError(400, "stream: a stored response comes whole; leave it out", param="stream")
-    return store_of(request).get(owner_of(request), name).response
+    return store_of(request).get(key_of(request), name).response
 
 
 @router.delete(_PATH)
 async def delete(request: Request, name: str) -> dict[str, Any]:
     """Forget a response: those that follow it can be continued no more. Raises ApiError."""
-    store_of(request).delete(owner_of(request), name)
+    store_of(request).delete(key_of(request), name)
     return {"id": name, "object": "response", "deleted": True}
 
 
@@ -38,7 +38,7 @@ async def input_items(
     after: str | None = None,
 ) -> dict[str, Any]:
     """The items before a response, its history among them, page by page. Raises ApiError."""
-    owner, store = owner_of(request), store_of(request)
+    owner, store = key_of(request), store_of(request)
     found = store.get(owner, name)
     before, _ = store.history(owner, found.previous, MAX_ITEMS)
     items = [*before, *found.items]
@@ -47,7 +47,7 @@ async def input_items(
         places = [index for index, item in enumerate(items) if item.get("id") == after]
         if not places:
             raise ApiError(400, f"after: there is no item {after[:100]!r}", param="after")
-        items = items[places[0] + 1 :]
+        items = items[places[-1] + 1 :]
     page = items[:limit]
     ends = {"first_id": page[0].get("id"), "last_id": page[-1].get("id")} if page else {}
     return {"object": "list", "data": page, "has_more": len(items) > limit, "first_id": None, "last_id": None, **ends}

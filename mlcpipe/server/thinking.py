@@ -75,7 +75,7 @@ class ThinkingFields(Body):
         efforts = [self.reasoning_effort, reasoning.effort]
         switch, effort = _one(switches, "enable_thinking"), _one(efforts, "reasoning_effort")
         budget = _one(budgets, "thinking_budget")
-        variables = thinking_variables(effort)
+        variables = effort_variables(effort)
         if switch is not None:
             variables = {"enable_thinking": switch, **variables}
         inline = self.reasoning_format == "none" or self.separate_reasoning is False
@@ -87,7 +87,7 @@ class ThinkingFields(Body):
         )
 
 
-def thinking_variables(effort: str | None) -> dict[str, Any]:
+def effort_variables(effort: str | None) -> dict[str, Any]:
     """Variables of chat templates for an effort of reasoning. Raises ApiError."""
     if effort is None:
         return {}

@@ -187,6 +187,9 @@ def test_scores_of_an_embedder_are_cosines(client: httpx2.Client, embedder: mlcp
     body = client.post("/score", json={"text_1": TEXTS[0], "text_2": TEXTS}).json()
     np.testing.assert_allclose([one["score"] for one in body["data"]], expected, atol=1e-6)
     assert body["data"][0]["score"] == pytest.approx(1, abs=1e-6) and expected[1] < 0.999
+    ones, others = ([f"{side}{index}" for index in range(1025)] for side in "ab")
+    many = client.post("/score", json={"text_1": ones, "text_2": others})
+    assert many.status_code == 200 and len(many.json()["data"]) == 1025
     pooled = client.post("/pooling", json={"input": TEXTS, "model": "tiny"}).json()["data"]
     np.testing.assert_array_equal(np.array([one["data"] for one in pooled], np.float32), embedder.embed(TEXTS))
     assert client.post("/pooling", json={"input": TEXTS, "task": "token_embed"}).status_code == 400
@@ -207,6 +210,7 @@ def test_documents_come_best_first(tmp_path: Path) -> None:
         found = np.array([one["relevance_score"] for one in body["results"]], np.float32)
         np.testing.assert_array_equal(found, scores[order[:2]])
         long = {"query": "cat " * 9000, "documents": ["a"] * 1000, "truncate_prompt_tokens": -1}
+        assert client.post("/v1/rerank", json={**long, "max_tokens_per_doc": 1}).status_code == 400
         for wrong in ({"documents": []}, {"documents": "a"}, {"query": 1}, {"top_n": 0}, {"texts": TEXTS}, long):
             assert client.post("/v1/rerank", json={**asked, **wrong}).status_code == 400
         other_forms(client, scores, order)

@@ -14,12 +14,12 @@ from mlcpipe.runtime.tools import choice_of
 from mlcpipe.server.answers import DeltaSource
 from mlcpipe.server.bodies import body_schema, parsed, translated
 from mlcpipe.server.completions import CompletionBody, answers_to_texts
-from mlcpipe.server.conversation import Conversation, answers_to
+from mlcpipe.server.conversation import Conversation, answers_to, begun_ending
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import pool_of, text_service
 from mlcpipe.server.ollama.bodies import AnswerFields, ChatBody, GenerateBody
 from mlcpipe.server.ollama.naming import keep, served
-from mlcpipe.server.ollama.replies import Part, loaded, message_part, reply, text_part
+from mlcpipe.server.ollama.replies import Part, Times, loaded, message_part, reply, text_part
 from mlcpipe.server.prompts import listed
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream
@@ -34,12 +34,13 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
     """Answer a conversation."""
     began_ns, model = time.monotonic_ns(), served(pool_of(request), body.named)
     service = await text_service(request, model)
+    times = Times(began_ns, time.monotonic_ns() - began_ns)
     keep(request, body, model)
     if not body.messages:
         return _nothing_to_do(body, message_part)
     conversation = await service.aside(lambda: _conversation(service, body), body.nbytes)
     answers = await answers_to(service, body.sampling(model), conversation)
-    return await reply(request, answers, body.named, message_part, began_ns, stream=body.stream is not False)
+    return await reply(request, answers, body.named, message_part, times, stream=body.stream is not False)
 
 
 @router.post("/api/generate", openapi_extra=body_schema(GenerateBody), response_model=None)
@@ -49,6 +50,7 @@ async def generate(
     """Continue a text, or answer it as a message of the user."""
     began_ns, model = time.monotonic_ns(), served(pool_of(request), body.named)
     service = await text_service(request, model)
+    times = Times(began_ns, time.monotonic_ns() - began_ns)
     keep(request, body, model)
     for name in _REFUSED:
         if getattr(body, name):
@@ -59,7 +61,7 @@ async def generate(
     if not (body.prompt or body.suffix):
         return _nothing_to_do(body, text_part)
     answers = await _answers(service, body, model)
-    return await reply(request, answers, body.named, text_part, began_ns, stream=body.stream is not False)
+    return await reply(request, answers, body.named, text_part, times, stream=body.stream is not False)
 
 
 async def _answers(service: Service, body: GenerateBody, model: str | None) -> DeltaSource:
@@ -76,6 +78,7 @@ async def _answers(service: Service, body: GenerateBody, model: str | None) -> D
     fields = {
         **sampling.model_dump(exclude_unset=True, by_alias=True),
         "prompt": prompt,
+        "n": 1,
         "suffix": body.suffix or None,
         "max_tokens": body.max_tokens or service.engine.context_length,
         "stop": body.stops,
@@ -89,6 +92,8 @@ async def _answers(service: Service, body: GenerateBody, model: str | None) -> D
 def _conversation(service: Service, body: ChatBody) -> Conversation:
     sees = service.facts.vision is not None
     messages = [_message(one, f"messages[{index}]", sees=sees) for index, one in enumerate(body.messages or ())]
+    if messages[-1].get("role") == "assistant" and messages[-1].get("tool_calls"):
+        raise ApiError(400, "messages: expected the results of the tools after their calls", param="messages")
     return replace(_asked(service, body, messages), choice=choice_of(body.tools or (), None))
 
 
@@ -101,8 +106,7 @@ def _asked(service: Service, body: AnswerFields, messages: list[dict[str, Any]])
         max_tokens=body.max_tokens,
         logprobs=body.wanted_logprobs,
         stops=body.stops,
-        # As Ollama: an answer that has begun is continued.
-        ending="continued" if messages[-1].get("role") == "assistant" and messages[-1].get("content") else "header",
+        ending=begun_ending(service, messages),  # as Ollama: an answer that has begun is continued
         most_tokens=body.most_tokens,
     )
 

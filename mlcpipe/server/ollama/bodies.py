@@ -16,7 +16,7 @@ from mlcpipe.server.service import Service
 
 LATEST = ":latest"  # the tag that a name without one has
 # Options about how a model is loaded, and about caches: no answer depends on them here.
-_HARMLESS = {
+LOAD_OPTIONS = {
     "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "vocab_only", "use_mmap", "use_mlock",
     "num_thread", "num_keep", "logits_all", "embedding_only",
 }  # fmt: skip
@@ -105,7 +105,7 @@ class AnswerFields(KeptBody):
         """The other options, and the body's unknown fields, as ours: what they do not honour they refuse by name."""
         options = self.options or {}
         seed = self._count("seed", -(2**63))
-        rest = {key: value for key, value in options.items() if key not in _HARMLESS | _OURS}
+        rest = {key: value for key, value in options.items() if key not in LOAD_OPTIONS | _OURS}
         clash = {"model", "stream"} & rest.keys()
         if clash:
             raise ApiError(400, f"options.{min(clash)}: expected outside of the options", param="options")

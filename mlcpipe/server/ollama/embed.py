@@ -13,17 +13,19 @@ from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.embeddings import embedded
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import embedding_service, pool_of
-from mlcpipe.server.ollama.bodies import EmbedBody
+from mlcpipe.server.ollama.bodies import LOAD_OPTIONS, EmbedBody
 from mlcpipe.server.ollama.naming import keep, served
 
 router = APIRouter()
-_HARMLESS = "num_"  # options that only say how a model is loaded
+_OF_ANSWERS = {"num_ctx", "num_predict"}  # options that no embedding depends on, and clients send all the same
 
 
 @router.post("/api/embed", openapi_extra=body_schema(EmbedBody), response_model=None)
 async def embed(request: Request, body: Annotated[EmbedBody, Depends(parsed(EmbedBody))]) -> JSONResponse:
     """An embedding of length 1 for each text, as far as the model makes them so; texts are cut at its limit."""
-    began_ns, service = time.monotonic_ns(), await _service(request, body)
+    began_ns = time.monotonic_ns()
+    service = await _service(request, body)
+    load_ns = time.monotonic_ns() - began_ns
     if body.input is None:
         raise ApiError(400, "input: expected a text, or a list of texts", param="input")
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -32,10 +34,10 @@ async def embed(request: Request, body: Annotated[EmbedBody, Depends(parsed(Embe
     def respond() -> JSONResponse:
         return JSONResponse({
             "model": body.named, "embeddings": [row.tolist() for row in rows],
-            "total_duration": time.monotonic_ns() - began_ns, "load_duration": 0, "prompt_eval_count": tokens,
+            "total_duration": time.monotonic_ns() - began_ns, "load_duration": load_ns, "prompt_eval_count": tokens,
         })  # fmt: skip
 
-    made: JSONResponse = await service.apart(respond, body.nbytes)
+    made: JSONResponse = await service.apart(respond, rows.nbytes)
     return made
 
 
@@ -57,8 +59,8 @@ async def _service(request: Request, body: EmbedBody) -> EmbeddingService:
 
 async def _rows(request: Request, service: EmbeddingService, body: EmbedBody, texts: list[str]) -> tuple[Any, int]:
     """The embeddings, and the tokens of all texts. Raises ApiError."""
-    for name in body.options or {}:
-        if not name.startswith(_HARMLESS):
+    for name, value in (body.options or {}).items():
+        if value is not None and name not in LOAD_OPTIONS | _OF_ANSWERS:
             raise ApiError(400, f"options.{name}: no embedding depends on it; leave it out", param=f"options.{name}")
     truncate = None if body.truncate is False else -1
     return await embedded(request, service, texts, truncate, dimensions=body.dimensions)

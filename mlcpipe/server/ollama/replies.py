@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -17,6 +17,13 @@ from mlcpipe.server.json_values import object_in
 from mlcpipe.server.sse import EventStream, line, unless_left
 
 Part = Callable[[str, str, Sequence[ToolCall]], dict[str, Any]]  # of text, thinking and calls
+
+
+class Times(NamedTuple):
+    """When a request came, on the clock `monotonic_ns`, and how long it waited for its model to be loaded."""
+
+    began_ns: int
+    load_ns: int
 
 
 def moment(seconds: float | None = None) -> str:
@@ -41,24 +48,24 @@ def text_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, 
 
 
 async def reply(
-    request: Request, answers: DeltaSource, model: str, part: Part, began_ns: int, *, stream: bool
+    request: Request, answers: DeltaSource, model: str, part: Part, times: Times, *, stream: bool
 ) -> EventStream | JSONResponse:
-    """The response with the first of the answers to a request that came at `began_ns` of the clock `monotonic_ns`."""
+    """The response with the first of the answers to a request."""
     if stream:
         failed = lambda error: line(error.body(OLLAMA_PATHS))  # noqa: E731
-        return EventStream(_lines(answers, model, part, began_ns), answers.close, failed, lines=True)
+        return EventStream(_lines(answers, model, part, times), answers.close, failed, lines=True)
     (answer,) = await unless_left(request, answers.whole(), answers.close)
     return JSONResponse(
         {
             **_frame(model),
             **part(answer.text, answer.reasoning, answer.calls),
-            **_end(answer.finish, answers.usage, began_ns),
+            **_end(answer.finish, answers.usage, times),
             **_logprobs(answer.logprobs),
         }
     )
 
 
-async def _lines(answers: DeltaSource, model: str, part: Part, began_ns: int) -> AsyncIterator[str]:
+async def _lines(answers: DeltaSource, model: str, part: Part, times: Times) -> AsyncIterator[str]:
     """A line for each part, calls whole before the last one."""
     calls: list[ToolCall] = []
     async for one in answers.deltas():
@@ -68,7 +75,7 @@ async def _lines(answers: DeltaSource, model: str, part: Part, began_ns: int) ->
         if one.finish is not None:
             if calls:
                 yield line({**_frame(model), **part("", "", calls), "done": False})
-            yield line({**_frame(model), **part("", "", ()), **_end(one.finish, answers.usage, began_ns)})
+            yield line({**_frame(model), **part("", "", ()), **_end(one.finish, answers.usage, times)})
 
 
 def loaded(model: str, part: Part, reason: str) -> dict[str, Any]:
@@ -80,13 +87,13 @@ def _frame(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": moment()}
 
 
-def _end(finish: str, usage: Usage, began_ns: int) -> dict[str, Any]:
-    """Durations are in nanoseconds; all models are loaded before they are asked, so loading takes none here."""
+def _end(finish: str, usage: Usage, times: Times) -> dict[str, Any]:
+    """Durations are in nanoseconds."""
     return {
         "done": True,
         "done_reason": "length" if finish == "length" else "stop",
-        "total_duration": time.monotonic_ns() - began_ns,
-        "load_duration": 0,
+        "total_duration": time.monotonic_ns() - times.began_ns,
+        "load_duration": times.load_ns,
         "prompt_eval_count": usage.prompt,
         "prompt_eval_duration": round(usage.prompt_s * 1e9),
         "eval_count": usage.completion,

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 pytest.importorskip("fastapi")
 pytest.importorskip("llguidance")
@@ -122,6 +123,25 @@ def test_what_one_path_honours_is_refused_on_others(name: str, value: Any) -> No
     refused = {path for path, one in zip(PATHS, taken) if one.status_code == 400}
     assert {"/v1/responses", "/v1/messages"} <= refused < {*PATHS}
     assert all(one.json()["error"]["message"].startswith(f"{name}: ") for one in taken if one.status_code == 400)
+
+
+@pytest.mark.parametrize(("path", "model"), [*zip(PATHS, (ChatBody, CompletionBody, ResponsesBody, MessagesBody))])
+def test_no_path_ignores_what_another_honours(path: str, model: type[BaseModel]) -> None:
+    others = sorted(HONOURED - {*model.model_fields, "stream_options"})
+    assert others
+    engine = FakeEngine()
+    found = answers(engine, *((path, {**PATHS[path], name: [{"a": 5}]}) for name in others))
+    named = [one.json()["error"]["message"].partition(":")[0] for one in found]
+    assert named == others and not engine.asked
+    empty = answers(engine, *((path, {**PATHS[path], name: None}) for name in others))
+    assert {one.status_code for one in empty} == {200}
+
+
+def test_a_count_takes_the_body_of_its_request() -> None:
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    body = {**PATHS["/v1/messages"], "stop_sequences": ["a"], "output_config": form}
+    (counted,) = answers(FakeEngine(), ("/v1/messages/count_tokens", body))
+    assert counted.status_code == 200 and counted.json()["input_tokens"] > 0
 
 
 def test_the_table_holds_each_field_once() -> None:

@@ -65,3 +65,10 @@ def test_a_result_goes_back_into_the_prompt() -> None:
     assert "<|channel|>analysis<|message|>Rome.<|end|>" in prompt
     assert 'to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>' in prompt
     assert prompt.endswith("<|message|>sunny<|end|><|start|>assistant")
+
+
+@pytest.mark.parametrize(("path", "more"), [("/v1/messages", {"max_tokens": 50}), ("/api/chat", {"stream": False})])
+def test_an_answer_on_channels_begins_behind_one_that_was_begun(path: str, more: dict[str, Any]) -> None:
+    begun = [*ASK["messages"], {"role": "assistant", "content": "It"}]
+    (response,) = answers(engine(ANSWER), (path, {"model": "demo", "messages": begun, **more}))
+    assert response.status_code == 200 and "It is sunny." in response.text

@@ -94,3 +94,21 @@ def test_fields_of_ours_are_honoured_within_options_and_outside() -> None:
     assert [one.sampling.repetition_penalty for one in engine.asked] == [1.25, 1.25]
     inside = {**ASK, "options": {"model": "other"}}
     assert "options.model" in answers(engine, (CHAT, inside))[0].json()["error"]
+
+
+def test_texts_as_they_are_have_one_answer() -> None:
+    asked = {"model": "demo", "prompt": "a", "raw": True, "stream": False}
+    wrong = [{"options": {"n": 2}}, {"n": 2}, {"suffix": "b", "options": {"suffix": "c"}}, {"stop": ["a"]}]
+    engine = FakeEngine()
+    for more in wrong:
+        (answer,) = answers(engine, ("/api/generate", {**asked, **more}))
+        assert answer.status_code == 400 and "leave it out" in answer.json()["error"]
+    (answer,) = answers(engine, ("/api/generate", {**asked, "n": 1, "options": {"n": None, "stop": None}}))
+    assert answer.json()["response"] == "Hello" and answer.json()["load_duration"] > 0
+
+
+def test_calls_without_their_results_are_no_answer_that_has_begun() -> None:
+    call = {"function": {"name": "f", "arguments": {}}}
+    said = {"role": "assistant", "content": "Let me see", "tool_calls": [call]}
+    (answer,) = answers(FakeEngine(), (CHAT, {**ASK, "messages": [*HELLO, said]}))
+    assert answer.status_code == 400 and "results of the tools" in answer.json()["error"]

@@ -125,7 +125,7 @@ def test_where_contexts_shift_a_prompt_may_be_longer() -> None:
 
 def test_the_newer_apis_count_fields_that_only_the_older_have() -> None:
     bodies = (("/v1/responses", {"input": "a"}), ("/v1/messages", {"messages": HELLO, "max_tokens": 5}))
-    asked = [(path, {**body, "stop": "x", "n": 2, "stream_options": {}}) for path, body in bodies]
+    asked = [(path, {**body, "stop": [], "n": 1, "stream_options": {"include_usage": True}}) for path, body in bodies]
     *whole, metrics = answers(FakeEngine(), *asked, ("/metrics", None))
     assert [one.status_code for one in whole] == [200, 200]
     for path, _ in asked:

@@ -10,6 +10,7 @@ pytest.importorskip("fastapi")
 
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.guard import Rules
+from mlcpipe.server.json_values import values_of
 from mlcpipe.server.response_store import ResponseStore
 from tests.unit.server.fake_engine import FakeEngine, answers
 
@@ -32,15 +33,34 @@ def test_those_used_last_stay() -> None:
 
 
 def test_bytes_are_bounded_too() -> None:
-    store = ResponseStore(most_bytes=400)
-    for name in "abc":
-        store.add("", response(name), [], 40)
+    store = ResponseStore(most_bytes=2000)
+    for name in "abc":  # 912 bytes each
+        store.add("", response(name), [], 100)
     assert ids(store, *"abc") == [False, True, True]
-    store.add("", response("d"), [], 101)
+    store.add("", response("d"), [], 373)
     assert ids(store, *"abcd") == [False, True, True, False]
     store.delete("", "b")
-    store.add("", response("e"), [], 60)
+    store.add("", response("e"), [], 140)
     assert ids(store, *"bce") == [False, True, True]
+
+
+def test_small_values_take_memory_too() -> None:
+    store = ResponseStore(most_bytes=100_000)
+    store.add("", response("items"), [{}] * 200, 600)
+    store.add("", response("values"), [], 3000, values=1000)
+    store.add("", response("text"), [{}], 3000, values=5)
+    assert ids(store, "items", "values", "text") == [False, False, True]
+    assert values_of([[], [[]], {"a": 1, "b": {}}]) == 1 + 1 + 2 + 5
+
+
+@pytest.mark.parametrize("bounds", [{"most": 4}, {"most_bytes": 4 * 916}])
+def test_no_owner_can_flush_another_s(bounds: dict[str, int]) -> None:
+    store = ResponseStore(**bounds)
+    store.add("one", response("a"), [], 100)
+    for index in range(10):
+        store.add("other", response(f"b{index}"), [], 100)
+    assert ids(store, "a", owner="one") == [True]
+    assert ids(store, *(f"b{index}" for index in range(10)), owner="other") == [False] * 7 + [True] * 3
 
 
 def test_a_history_is_all_that_came_before_and_stays_together() -> None:
@@ -59,8 +79,9 @@ def test_a_history_is_all_that_came_before_and_stays_together() -> None:
         store.history("", "b", 10)
 
 
-def test_a_key_sees_its_own_responses_alone() -> None:
-    rules, made = Rules(keys=["k", "l"]), []
+@pytest.mark.parametrize("shares_prompts", [False, True])
+def test_a_key_sees_its_own_responses_alone(shares_prompts: bool) -> None:
+    rules, made = Rules(keys=["k", "l"], shares_prompts=shares_prompts), []
 
     def ask(key: str, path: str, body: Any) -> Any:
         return answers(engine, (path, body), headers={"authorization": f"Bearer {key}"}, rules=rules, store=store)[0]
@@ -71,3 +92,17 @@ def test_a_key_sees_its_own_responses_alone() -> None:
     assert (ask("k", path, None).status_code, ask("l", path, None).status_code) == (200, 404)
     assert ask("l", "/v1/responses", {"input": "a", "previous_response_id": made[0]}).status_code == 404
     assert answers(engine, (path, None), rules=rules, store=store)[0].status_code == 401
+
+
+def test_pages_of_items() -> None:
+    same = {"role": "user", "content": "Hello", "id": "same"}
+    store = ResponseStore()
+    made = answers(FakeEngine(), ("/v1/responses", {"input": [same, same, {**same, "id": "last"}]}), store=store)
+    path = f"/v1/responses/{made[0].json()['id']}/input_items"
+    page, *wrong = answers(
+        FakeEngine(),
+        *((path + query, None) for query in ("?order=asc&after=same", "?limit=0", "?order=x")),
+        store=store,
+    )
+    assert [one["id"] for one in page.json()["data"]] == ["last"]
+    assert [(one.status_code, one.json()["error"]["param"]) for one in wrong] == [(400, "limit"), (400, "order")]

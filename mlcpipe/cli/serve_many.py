@@ -19,7 +19,7 @@ from mlcpipe.errors import MlcpipeError, UsageError
 from mlcpipe.loading import bundle_of, engine_device, is_bundle
 from mlcpipe.server.memory_plan import MemoryPlan
 from mlcpipe.server.model_pool import ModelPool
-from mlcpipe.server.pooled_model import Kind, Room
+from mlcpipe.server.pooled_model import Kind, ModelCard, Room
 from mlcpipe.server.preparing import Preparation
 from mlcpipe.support.files import local_path
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
     from mlcpipe.server.load_report import LoadReport
     from mlcpipe.server.memory_plan import Planned
+    from mlcpipe.server.prefix_store import PrefixFolder
 
 MAX_FOUND = 1000  # models of a folder
 
@@ -50,13 +51,15 @@ class CommandModel:
         self._bundles: Bundles | None = None
         self._manifest: Manifest | None = None
         self._planned: Planned | None = None
+        self._card: ModelCard | None = None
         if (bundle := bundle_of(options.first)) is not None:
             self._read(bundle)
 
     def _read(self, bundle: Path) -> Manifest:
         from mlcpipe.bundle import read_manifest
 
-        manifest = self._manifest = read_manifest(bundle)
+        manifest = read_manifest(bundle)
+        self._folder, self._card, self._manifest = bundle, None, manifest
         embedding = manifest.model.embedding
         self.kind = "text" if embedding is None else "rerank" if embedding.task == "rerank" else "embed"
         return manifest
@@ -70,6 +73,34 @@ class CommandModel:
         return {
             "context_length": model.context_length, "vocab_size": model.vocab_size, **facts_of(self._manifest)
         }  # fmt: skip
+
+    @property
+    def prefixes(self) -> PrefixFolder | None:
+        """The folder of its saved prompts."""
+        from mlcpipe.server.prefix_store import PrefixFolder
+
+        return None if self._options.prefixes is None else PrefixFolder(self._options.prefixes)
+
+    def card(self) -> ModelCard:
+        """Of its bundle, once that is there; kept, as the tokenizer takes a second to read. Raises MlcpipeError."""
+        from mlcpipe.runtime.stated_sampling import bundle_sampling
+        from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
+        from mlcpipe.server.model_card import encoder_card, text_card
+        from mlcpipe.server.service import DEFAULTS
+
+        card, manifest = self._card, self._manifest
+        if manifest is None:
+            return ModelCard(capabilities=("completion" if self.guess == "text" else "embedding",))
+        if card is None:
+            folder, model = self._folder, manifest.model
+            tokenizer = open_tokenizer(folder, decodes=model.embedding is None)
+            if model.embedding is not None:
+                card = encoder_card(self.about, model.embedding.dimensions, tokenizer)
+            else:
+                defaults = bundle_sampling(folder, DEFAULTS)
+                card = text_card(self.about, defaults, tokenizer, sees=model.vision is not None)
+            self._card = card
+        return card
 
     def prepare(self, report: LoadReport) -> None:
         """Download, convert and compile what is not a bundle yet, in a process of its own."""

@@ -65,6 +65,11 @@ class Device:
         """Whether it is a device of its own, not a driver that computes on the CPU."""
         return True
 
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether its memory is the host's, so that what one takes the other lacks."""
+        return self.on_host
+
     def free_memory(self) -> FreeMemory:
         """Free memory for weights and KV cache."""
         raise NotImplementedError

@@ -45,6 +45,10 @@ class Device(base.Device):
 
     memory_bytes: int
 
+    @property
+    def in_host_memory(self) -> bool:
+        return True
+
     def free_memory(self) -> FreeMemory:
         """The chip's memory is the host's, and Metal does not report its use."""
         return min(FreeMemory(self.memory_bytes), free_memory())

@@ -71,6 +71,10 @@ class Device(base.Device):
     def description(self) -> str:
         return f"{self.spec}, {self.title}, {self.kind}"
 
+    @property
+    def in_host_memory(self) -> bool:
+        return self.unified_memory
+
     def free_memory(self) -> FreeMemory:
         free = FreeMemory(int(_described()[self.index]["free_bytes"]))  # of VK_EXT_memory_budget, if the driver has it
         # A device in the host's memory cannot have more than the host has, whatever its driver says.

@@ -74,7 +74,7 @@ class MemoryPlan:
         UsageError for a device that does not exist.
         """
         found = open_device(choose(manifest.target, env().cpu_variant), device)
-        place = HOST if found.on_host else found.spec
+        place = HOST if found.in_host_memory else found.spec
         self._free.setdefault(place, lambda: found.free_memory().nbytes)
         fixed = manifest.memory_plan.weights_bytes + running_bytes(manifest) + beside
         model = manifest.model

@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.load_report import LoadReport
+
+if TYPE_CHECKING:
+    from mlcpipe.runtime.sampling_params import SamplingParams
+    from mlcpipe.server.prefix_store import PrefixFolder
 
 State = Literal["unloaded", "loading", "ready", "unloading", "failed"]
 Kind = Literal["text", "embed", "rerank"]
@@ -26,6 +30,22 @@ class Room:
     nbytes: int
 
 
+@dataclass(frozen=True)
+class ModelCard:
+    """What is not known is empty: of a model that is not prepared, all but `capabilities`.
+
+    about: as of `/v1/models`, with context_length and vocab_size; defaults: sampling settings that a request does not
+    set, None for an encoder; dimensions: of an embedding; template: of chats, in Jinja; capabilities: in Ollama's words
+    """
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    defaults: SamplingParams | None = None
+    dimensions: int | None = None
+    template: str = ""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    capabilities: tuple[str, ...] = ()
+
+
 class ModelSource(Protocol):
     """Where a model comes from. `prepare`, `room` and `load` run in a thread, in this order, and may raise."""
 
@@ -36,6 +56,13 @@ class ModelSource(Protocol):
     @property
     def about(self) -> dict[str, Any]:
         """Fields of `/v1/models` for a model that is not loaded."""
+
+    @property
+    def prefixes(self) -> PrefixFolder | None:
+        """The folder of its saved prompts."""
+
+    def card(self) -> ModelCard:
+        """What it is; read in a thread at any time."""
 
     def prepare(self, report: LoadReport) -> None:
         """Download, convert and compile what is not a bundle yet."""
@@ -137,6 +164,11 @@ class LoadedSource:
         self.guess: Kind = service.kind
         self.kind: Kind | None = service.kind
         self.about: dict[str, Any] = {}
+        self.prefixes: PrefixFolder | None = None
+
+    def card(self) -> ModelCard:
+        """It is made of the service."""
+        raise AssertionError("loaded already")
 
     def prepare(self, report: LoadReport) -> None:
         """Nothing to do."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,37 +21,18 @@ from mlcpipe.support.private import private_folder
 MOST = 256  # files per folder
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".prefix"
+_Folder = TypeVar("_Folder", bound="PrefixFolder")
 
 
 @dataclass(frozen=True)
-class PrefixStore:
-    """A folder, and the model of its files. Methods raise ApiError and what they call raises."""
+class PrefixFolder:
+    """A folder of computed prompts. Methods raise ApiError."""
 
     folder: Path
-    manifest: Manifest
-    context_length: int
 
-    def of(self, owner: str) -> PrefixStore:
+    def of(self: _Folder, owner: str) -> _Folder:
         """The store of one key, in its own folder; "" is the shared one."""
         return replace(self, folder=self.folder / owner) if owner else self
-
-    def write(self, name: str, tokens: Sequence[int], states: Sequence[NDArray[np.int8]], salt: str) -> int:
-        """Write the states after a prompt's tokens -> bytes of the file."""
-        path = self.path(name)
-        private_folder(self.folder)
-        if not path.exists() and len(self.names()) >= MOST:
-            raise ApiError(400, f"there are {MOST} saved prefixes: delete one", code="too_many_prefixes")
-        write_chat(path, self.manifest, tokens, len(tokens), states, {"salt": _digest(salt)}, mode=0o600)
-        return path.stat().st_size
-
-    def read(self, name: str, salt: str) -> SavedChat:
-        """A checked file; one saved with another salt counts as missing."""
-        path = self.path(name)
-        if path.is_file():
-            saved = read_chat(path, self.manifest, self.context_length)
-            if hmac.compare_digest(str((saved.chat or {}).get("salt")).encode(), _digest(salt).encode()):
-                return saved
-        raise _absent(name)
 
     def names(self) -> dict[str, int]:
         """Names in order, with the bytes of their files."""
@@ -70,6 +52,32 @@ class PrefixStore:
             message = "name: expected 1 to 64 letters, digits, dots, hyphens and underscores, not beginning with a dot"
             raise ApiError(400, message, param="name")
         return self.folder / f"{name}{_SUFFIX}"
+
+
+@dataclass(frozen=True)
+class PrefixStore(PrefixFolder):
+    """A folder, and the model of its files. Methods raise ApiError and what they call raises."""
+
+    manifest: Manifest
+    context_length: int
+
+    def write(self, name: str, tokens: Sequence[int], states: Sequence[NDArray[np.int8]], salt: str) -> int:
+        """Write the states after a prompt's tokens -> bytes of the file."""
+        path = self.path(name)
+        private_folder(self.folder)
+        if not path.exists() and len(self.names()) >= MOST:
+            raise ApiError(400, f"there are {MOST} saved prefixes: delete one", code="too_many_prefixes")
+        write_chat(path, self.manifest, tokens, len(tokens), states, {"salt": _digest(salt)}, mode=0o600)
+        return path.stat().st_size
+
+    def read(self, name: str, salt: str) -> SavedChat:
+        """A checked file; one saved with another salt counts as missing."""
+        path = self.path(name)
+        if path.is_file():
+            saved = read_chat(path, self.manifest, self.context_length)
+            if hmac.compare_digest(str((saved.chat or {}).get("salt")).encode(), _digest(salt).encode()):
+                return saved
+        raise _absent(name)
 
 
 def _absent(name: str) -> ApiError:

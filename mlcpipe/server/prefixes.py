@@ -15,8 +15,8 @@ from mlcpipe.runtime.serving import interface
 from mlcpipe.server.answers import Answers
 from mlcpipe.server.bodies import Body, body_schema, owner_of, parsed
 from mlcpipe.server.errors import ApiError, refused
-from mlcpipe.server.leases import text_service
-from mlcpipe.server.prefix_store import PrefixStore
+from mlcpipe.server.leases import pool_of, text_service
+from mlcpipe.server.prefix_store import PrefixFolder, PrefixStore
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import unless_left
 from mlcpipe.server.tokenize import PromptFields, tokens_of
@@ -92,16 +92,15 @@ async def restore(request: Request, body: Annotated[RestoreBody, Depends(parsed(
 @router.get("/v1/kv")
 async def names(request: Request, model: str | None = None) -> dict[str, Any]:
     """The saved prompts."""
-    service, store = await _service(request, model)
-    found = await service.apart(store.names)
+    found = await pool_of(request).apart(_folder(request, model).names)
     return {"object": "list", "data": [_about(name, nbytes) for name, nbytes in found.items()]}
 
 
 @router.delete("/v1/kv/{name}")
 async def delete(request: Request, name: str, model: str | None = None) -> dict[str, Any]:
     """Remove a file; its pages in the KV cache stay."""
-    service, store = await _service(request, model)
-    await service.apart(lambda: store.delete(name))
+    folder = _folder(request, model)
+    await pool_of(request).apart(lambda: folder.delete(name))
     return {"id": name, "object": "kv.prefix", "deleted": True}
 
 
@@ -109,8 +108,23 @@ async def _service(request: Request, model: str | None) -> tuple[Service, Prefix
     """The service, and the client's store."""
     service = await text_service(request, model)
     if service.prefixes is None:
-        raise ApiError(404, "no prefixes are saved here: start the server with --prefixes FOLDER", code="not_enabled")
+        raise _not_enabled()
     return service, service.prefixes.of(owner_of(request))
+
+
+def _folder(request: Request, model: str | None) -> PrefixFolder:
+    """The client's folder, whose model need not be loaded. Raises ApiError."""
+    found = pool_of(request).find(model, "text")
+    folder = found.source.prefixes if found.service is None else found.service.prefixes
+    if folder is None:
+        raise _not_enabled()
+    owned: PrefixFolder = folder.of(owner_of(request))
+    return owned
+
+
+def _not_enabled() -> ApiError:
+    message = "no prefixes are saved here: start the server with --prefixes FOLDER"
+    return ApiError(404, message, code="not_enabled")
 
 
 def _about(name: str, nbytes: int) -> dict[str, Any]:

@@ -12,25 +12,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
-from mlcpipe.runtime.text.reasoning import END
-from mlcpipe.runtime.text.thinking import EFFORT, thinking_switch
 from mlcpipe.server.bodies import Body, body_schema, parsed
-from mlcpipe.server.completions import fill_in_ids
-from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.errors import OLLAMA_PATHS, ApiError
 from mlcpipe.server.leases import any_service, pool_of
+from mlcpipe.server.model_card import card_of
 from mlcpipe.server.ollama.bodies import ModelBody
 from mlcpipe.server.ollama.naming import names, served, tagged
 from mlcpipe.server.ollama.replies import moment
-from mlcpipe.server.pooled_model import Model
-from mlcpipe.server.service import Service
+from mlcpipe.server.pooled_model import Model, ModelCard
 from mlcpipe.server.sse import EventStream, line
 
 router = APIRouter()
 VERSION = "0.12.6"  # of the API that is spoken here: clients refuse old ones
 _FOREVER = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
 _LOOK_S = 0.5  # between two looks at a load
-AnyService = Service | EmbeddingService
 
 
 class PullBody(ModelBody):
@@ -75,27 +70,25 @@ def _in_memory(model: Model) -> dict[str, Any]:
 
 @router.post("/api/show", openapi_extra=body_schema(ModelBody))
 async def show(request: Request, body: Annotated[ModelBody, Depends(parsed(ModelBody))]) -> dict[str, Any]:
-    """Facts of a model."""
-    name = served(pool_of(request), body.named)
-    service = await any_service(request, name)
-    kind = str(service.facts.about.get("model_type", ""))
-    info: dict[str, Any] = {
-        "general.architecture": kind,
-        "general.basename": name,
-        f"{kind}.context_length": service.engine.context_length,
-        f"{kind}.vocab_size": service.engine.vocab_size,
-    }
-    if isinstance(service, EmbeddingService):
-        info[f"{kind}.embedding_length"] = service.embedder.info.dimensions
+    """Facts of a model, which is not loaded for this: clients ask it of all that are listed."""
+    pool = pool_of(request)
+    name = served(pool, body.named)
+    model = pool.find(name)
+    card = await card_of(pool, model)
+    kind = str(card.about.get("model_type", ""))
+    info: dict[str, Any] = {"general.architecture": kind, "general.basename": name}
+    info |= {f"{kind}.{key}": card.about[key] for key in ("context_length", "vocab_size") if key in card.about}
+    if card.dimensions is not None:
+        info[f"{kind}.embedding_length"] = card.dimensions
     return {
         "license": "",
         "modelfile": "",
-        "parameters": _parameters(service),
-        "template": service.tokenizer.chat_templates.get("default", ""),
-        "modified_at": moment(service.created),
-        "details": _details(service.facts.about),
+        "parameters": _parameters(card),
+        "template": card.template,
+        "modified_at": moment(model.created),
+        "details": _details(card.about),
         "model_info": info,
-        "capabilities": _capabilities(service),
+        "capabilities": list(card.capabilities),
     }
 
 
@@ -169,25 +162,10 @@ def _details(about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parameters(service: AnyService) -> str:
+def _parameters(card: ModelCard) -> str:
     """The model's own sampling settings, as lines of a Modelfile."""
-    if isinstance(service, EmbeddingService):
+    if (own := card.defaults) is None:
         return ""
-    own = service.facts.defaults
     settings = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "min_p": own.min_p,
                 "repeat_penalty": own.repetition_penalty}  # fmt: skip
     return "\n".join(f"{name:<30} {value:g}" for name, value in settings.items())
-
-
-def _capabilities(service: AnyService) -> list[str]:
-    if isinstance(service, EmbeddingService):
-        return ["embedding"]
-    found, tokenizer = ["completion"], service.tokenizer
-    if (source := tokenizer.chat_templates.get("default")) is not None:
-        template = tokenizer.chat_template()
-        if "tools" in template.variables or "tool_use" in tokenizer.chat_templates:
-            found.append("tools")
-        if END in source or EFFORT in template.variables or thinking_switch(template) is not None:
-            found.append("thinking")
-    found += ["vision"] if service.facts.vision is not None else []
-    return found if fill_in_ids(tokenizer) is None else [*found, "insert"]

@@ -24,7 +24,7 @@ from tests.unit.serving.simulation import words
 
 SOURCES = [
     Path(__file__).with_name("scheduler_trace.cc"),
-    *sorted(path for path in (RUNTIME / "serving").glob("*.cc") if path.stem != "batch"),
+    *sorted(path for path in (RUNTIME / "serving").glob("*.cc") if path.stem not in ("batch", "draft_head")),
     RUNTIME / "units.cc",
 ]
 

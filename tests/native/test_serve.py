@@ -158,16 +158,15 @@ BODIES: list[tuple[str, Any]] = [
     (CHAT, {"messages": HELLO, "temperature": 1000}),
     (CHAT, {"messages": HELLO, "top_p": 0, "stream": True}),
     (CHAT, {"messages": HELLO, "top_k": -2}),
-    (CHAT, {"messages": HELLO, "max_tokens": 0}),
     (CHAT, {"messages": HELLO, "max_tokens": 1.5}),
     (CHAT, {"messages": HELLO, "seed": "x"}),
     (CHAT, {"messages": HELLO, "logit_bias": {"x": 1}}),
     (CHAT, {"messages": HELLO, "logit_bias": {"5": 1000}}),
     (CHAT, {"messages": HELLO, "logit_bias": {"999999": 1}}),
-    (CHAT, {"messages": HELLO, "min_tokens": 3}),
     (CHAT, {"messages": HELLO, "typical_p": 1, "min_tokens": 0, "repeat_penalty": 1.1, "max_tokens": 3}),
     (CHAT, {"messages": HELLO, "stop": ""}),
-    (CHAT, {"messages": HELLO, "stop": ["x"] * 17}),
+    (CHAT, {"messages": HELLO, "max_tokens": -1}),
+    (CHAT, {"messages": HELLO, "stop": ["x"] * 129}),
     (CHAT, {"messages": HELLO, "stream": "yes"}),
     (CHAT, {"messages": HELLO, "modalities": ["audio"]}),
     (CHAT, {"messages": HELLO, "audio": {}}),
@@ -215,7 +214,9 @@ def test_python_s_server_gives_the_same_for_paths(path: str, server: Running, py
     assert ours.status_code == theirs.status_code
     found, expected = ours.json(), theirs.json()
     for one in (expected, *expected.get("data", ())):
-        one.get("meta", {}).pop("tool_format", None)
+        one.pop("state", None)  # of a pool, and what its clients ask for
+        for name in ("tool_format", "bytes", "digest"):
+            one.get("meta", {}).pop(name, None)
     assert shape(found) == shape(expected)
 
 
@@ -224,7 +225,7 @@ def test_python_s_server_gives_the_same_for_paths(path: str, server: Running, py
     [
         *((CHAT, field, value) for field, value in [
             ("n", 2), ("logprobs", True), ("top_logprobs", 3), ("response_format", {"type": "json_object"}),
-            ("regex", "a+"), ("grammar", "start: x"), ("cache_salt", "x"), ("tool_choice", "required"),
+            ("max_tokens", 0), ("min_tokens", 3), ("regex", "a+"), ("grammar", "start: x"), ("cache_salt", "x"), ("tool_choice", "required"),
             ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("tools", [TOOL]),
         ]),
         *((TEXT, field, value) for field, value in [

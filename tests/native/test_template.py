@@ -71,7 +71,7 @@ def test_keys_without_a_value(library: ctypes.CDLL, more: dict[str, Any]) -> Non
         [{"role": "user", "content": 1}],
         [{"role": "user", "content": [1]}],
     ]
-    + [[{"role": "user", "content": [{"type": "image"}]}], [{"role": "user", "content": [{"type": "text"}]}]],
+    + [[{"role": "user", "content": [{"type": "image_url"}]}], [{"role": "user", "content": [{"type": "text"}]}]],
 )
 def test_messages_of_another_form_are_refused(library: ctypes.CDLL, messages: Any) -> None:
     kind, line = NativeTemplate(library, "{{ messages }}").render(messages)

@@ -52,7 +52,7 @@ class _Message(OnlyKnown, BaseModel):
     role: Literal["system", "user", "assistant"]
     content: str
     reasoning_content: str | None = None
-    pictures: list[str] | None = None
+    pictures: Annotated[list[str] | None, FailFast()] = None
 
 
 def _alternating(messages: list[_Message]) -> list[_Message]:

@@ -14,7 +14,8 @@ using chat::Value;
 
 constexpr int64_t kMaxPriority = 1000;
 constexpr double kMaxTimeoutS = 1e9;
-constexpr size_t kMaxStops = 16, kMaxStopChars = 1024, kMaxTools = 512;
+constexpr size_t kMaxStops = 128, kMaxStopChars = 1024, kMaxTools = 512;
+constexpr double kLeastTopP = 1e-300;  // leaves the most probable token, as 0 is meant
 constexpr int64_t kDefaultTokens = 16;  // of a completion, as OpenAI
 constexpr const char* kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
 constexpr const char* kOwnVariables[] = {"messages", "tools", "add_generation_prompt", "continue_final_message",
@@ -75,11 +76,11 @@ void ReadVariables(Heap* heap, const Fields& fields, Body* body) {
 }
 
 void AddStop(const Value& text, Body* body) {
-  const bool fits = text.is(Kind::kString) && text.string->chars > 0 && text.string->chars <= kMaxStopChars;
+  const bool fits = text.is(Kind::kString) && text.string->chars <= kMaxStopChars;
   if (!fits || body->stops.size() == kMaxStops) {
-    throw Wrong("stop", "at most " + std::to_string(kMaxStops) + " strings, not empty");
+    throw Wrong("stop", "at most " + std::to_string(kMaxStops) + " strings");
   }
-  body->stops.emplace_back(text.text());
+  if (text.string->chars) body->stops.emplace_back(text.text());
 }
 
 void ReadBiases(const Value& biases, Body* body) {
@@ -95,10 +96,18 @@ void ReadBiases(const Value& biases, Body* body) {
   }
 }
 
+// Tokens of an answer; 0 for -1, which sets no bound.
+std::optional<int64_t> MaxTokens(const Fields& fields, const char* name) {
+  const auto found = fields.Integer(name, -1);
+  if (found == 0) throw Unsupported(name, "expected 1 or more, or -1");
+  return found == -1 ? 0 : found;
+}
+
 void ReadSampling(const Fields& fields, Body* body) {
   mlcpipe_sampling* sampling = &body->sampling;
   fields.Number("temperature", &sampling->temperature);
   fields.Number("top_p", &sampling->top_p);
+  if (sampling->top_p == 0) sampling->top_p = kLeastTopP;
   fields.Number("min_p", &sampling->min_p);
   fields.Number("repeat_penalty", &sampling->repetition_penalty);
   fields.Number("repetition_penalty", &sampling->repetition_penalty);
@@ -147,7 +156,7 @@ Body ReadShared(Heap* heap, const Fields& fields, const Served& served) {
   body.stream = fields.Flag("stream");
   body.ignore_end = fields.Flag("ignore_eos");
   body.deterministic = fields.Flag("deterministic");
-  body.max_tokens = fields.Integer("max_tokens", 1).value_or(0);
+  body.max_tokens = MaxTokens(fields, "max_tokens").value_or(0);
   if (const Value* stop = fields.Find("stop")) {
     if (stop->is(Kind::kList)) {
       for (const Value& text : stop->list->span) AddStop(text, &body);
@@ -200,7 +209,7 @@ Body ReadChatBody(std::string_view json, const Served& served) {
         throw Unsupported("modalities", "expected text alone");
       }
     }
-    body.max_tokens = fields.Integer("max_completion_tokens", 1).value_or(body.max_tokens);
+    body.max_tokens = MaxTokens(fields, "max_completion_tokens").value_or(body.max_tokens);
     ReadVariables(heap, fields, &body);
     body.messages = MessagesOf(heap, fields);
     return body;

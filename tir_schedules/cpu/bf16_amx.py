@@ -8,7 +8,7 @@ every 16 cycles, reach a quarter of the peak of bytes at best, and bfloat16 has 
 Four products of 16 cycles take 32 of K, beside them four loads of tiles of 8 cycles each. Between two depths sums are
 loaded and stored: 96 cycles in 2,048. Weights become bfloat16 once for all rows: about 11 instructions for two columns
 of 16, a sixth of the time with 512 rows. By these throughputs of Sapphire Rapids 80 % of the peak of bfloat16 are
-possible. An estimate: these kernels ran on an emulator (`tests/kernels/amx_emulator.c`).
+possible. An estimate; measured speeds are in docs/status.md.
 """
 
 from __future__ import annotations

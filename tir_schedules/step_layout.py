@@ -29,6 +29,9 @@ ADAPTER_BEGIN, ADAPTER_END = range(9, 11)
 # drafted: `slot_of_row[n]`: the slot that gets the states after each row before its sequence's last, -1: none does; no
 # sequence reads it.
 SLOT_READ, SLOT_WRITE, SLOT_OF_ROW = range(11, 14)
+# Only where a sequence has pictures whose rows have three positions (m-rope). `rope_position[3, n]`: time, row and
+# column that RoPE has of each row, which are equal for text. Without it they are `position`.
+ROPE_POSITION = 14
 # TABLES + g: where the table of group g begins. Entry i of a sequence is the page of its tokens 16 i to 16 i + 15; -1
 # where no row of the step sees them.
 TABLES = 16

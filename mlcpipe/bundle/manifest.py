@@ -244,8 +244,8 @@ class EagleInfo(Frozen):
 
 
 class VisionInfo(Frozen):
-    """A tower: functions encode_picture, over pages of its own layers, and prefill_pictures. Rows are of the text's
-    hidden states.
+    """A tower: functions encode_picture, over pages of its own layers, and prefill_pictures. A row has the numbers of
+    a text's hidden state, or of several, of which the others are added after the text's first layers.
     """
 
     processor: Name = Field(description="file of mlcpipe.vision.processors")
@@ -256,6 +256,7 @@ class VisionInfo(Frozen):
     rows: Positive = Field(description="that a call makes, at most")
     merged: Positive = Field(description="patches of a row")
     numbers: Positive = Field(description="of a patch")
+    places: Positive = Field(default=1, description="integers that say where a patch is")
     width: Positive = Field(description="numbers of a row")
     page_bytes: Positive
 

@@ -24,6 +24,7 @@ _FAMILIES: Mapping[str, str] = {
     "gemma4_unified_text": "gemma4_text",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }
 # The models whose text is read, and its family if `text_config` does not say it. Others are refused: PaliGemma's
@@ -45,6 +46,7 @@ TOWERS: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
     "smolvlm": "llama",
 }
 # Defaults of transformers' classes, which nested configurations leave out.
@@ -115,7 +117,7 @@ def with_pictures(checkpoint: Checkpoint) -> Checkpoint:
 def _pictures(whole: Checkpoint) -> PictureTower | None:
     """The tower, if there is one for the family, and files of a processor.
 
-    The projection of patches, which files have as a convolution [hidden, 3, patch, patch], becomes a matrix.
+    The projection of patches, which files have as a convolution [hidden, 3, (frames,) patch, patch], becomes a matrix.
     """
     if not has_tower(whole.config) or not (whole.path / PREPROCESSOR_CONFIG).is_file():
         return None
@@ -126,8 +128,9 @@ def _pictures(whole: Checkpoint) -> PictureTower | None:
             if name.startswith(prefix):
                 own = module + name.removeprefix(prefix)
                 shape = tensor.shape
-                shape = (shape[0], math.prod(shape[1:])) if len(shape) == 4 else shape
+                shape = (shape[0], math.prod(shape[1:])) if len(shape) in (4, 5) else shape
                 tensors[own] = replace(tensor, name=own, shape=shape)
+                break
     return PictureTower(whole.config, read_config(whole.path / PREPROCESSOR_CONFIG), MappingProxyType(tensors))
 
 

@@ -119,10 +119,12 @@ def prepare_model(
 
 
 def pictures_of(checkpoint: Checkpoint, target: Target, *, encoder: bool) -> PictureTower | None:
-    """The checkpoint's tower, if hosts of the target show pictures to a model: Python's, on CPUs, without a draft head,
-    whose rows no pictures have.
+    """The checkpoint's tower, if hosts of the target show pictures to a model: Python's, on CPUs, without a draft head
+    of another checkpoint, whose rows no pictures have.
     """
-    if encoder or checkpoint.draft_head is not None or target.kernels != "cpu" or target.archive or target.in_browsers:
+    if not isinstance(checkpoint.draft_head, OwnHead | None):
+        return None
+    if encoder or target.kernels != "cpu" or target.archive or target.in_browsers:
         return None
     return checkpoint.pictures
 

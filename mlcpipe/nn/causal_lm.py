@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from tvm.relax.frontend import nn
@@ -60,10 +60,12 @@ class Decoder(nn.Module):
         kept: Sequence[int] = (),
         tokens: Tensor | None = None,
         wanted: Tensor | None = None,
+        added: Sequence[Callable[[Tensor], Tensor]] = (),
     ) -> list[Tensor]:
         """x [m, hidden] -> the inputs [m, hidden] of the layers `kept`, and the normalized hidden states.
 
-        `tokens` i32[m] are those of x. `wanted` i32[r]: rows whose hidden states [r, hidden] are wanted alone.
+        `tokens` i32[m] are those of x. `wanted` i32[r]: rows whose hidden states [r, hidden] are wanted alone. added[i]
+        adds to what layer i made.
         """
         tables, x = self._tables(kv, x), self._placed(x, kv.positions(x.shape[0]))
         extra = [] if self.per_layer is None else [self.per_layer(tokens, x)]
@@ -76,6 +78,7 @@ class Decoder(nn.Module):
                 tables = self._tables(kv, x)
             inputs += [x] if index in kept else []
             x = layer(x, kv, *tables[rope], *extra)
+            x = added[index](x) if index < len(added) else x
         x = self.norm(x if self.streams is None else self.streams.end(x))
         narrowed = wanted is None or narrow < len(self.layers)
         return [*inputs, x if narrowed else op.tensor_expr_op(rows_of, "rows", [x, wanted])]
@@ -84,7 +87,9 @@ class Decoder(nn.Module):
         """Cosines and sines of each rope for the rows of x."""
         rows, ropes = x.shape[0], self.facts.ropes
         lengths = kv.rope_lengths(rows) if any(rope.depends_on_length for rope in ropes) else None
-        return [cos_sin(rope, kv.positions(rows), lengths) for rope in ropes]
+        positions, layout = [kv.rope_positions(rows) for _ in ropes], kv.layout
+        each = [() if layout is None else layout(rope.rotary_dim // 2) for rope in ropes]
+        return [cos_sin(rope, at, lengths, axes) for rope, at, axes in zip(ropes, positions, each)]
 
     def _placed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Embeddings [m, hidden] at their positions, normalized if the model does so."""

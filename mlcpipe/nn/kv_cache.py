@@ -22,6 +22,7 @@ class PagedKVCache(Object):  # type: ignore[misc]
     """The cache inside a model function; `spec` is the AttentionShape of its kernels."""
 
     spec: Any = None
+    layout: Any = None  # of RoPE's positions: there is one of each row
 
     def attend(self, layer: int, of: AttentionSpec, qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv.
@@ -53,6 +54,10 @@ class PagedKVCache(Object):  # type: ignore[misc]
             "vm.builtin.attention_kv_cache_get_query_positions", self._expr, ty_args=relax.TensorType((rows,), "int32")
         )
         return Tensor(_expr=relax.BlockBuilder.current().emit(call))
+
+    def rope_positions(self, rows: tirx.Expr) -> Tensor:
+        """As `positions`."""
+        return self.positions(rows)
 
     def rope_lengths(self, rows: tirx.Expr) -> Tensor | None:
         """None: all rows are of one sequence, whose length follows from the highest position."""

@@ -181,10 +181,11 @@ def _longrope(fields: Fields, dim: int, theta: float, power: Floats, original: i
     )
 
 
-def cos_sin(rope: Rope, positions: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+def cos_sin(rope: Rope, positions: Tensor, length: Tensor | None, axes: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     """positions i32[m] -> (cos, sin) f32[m, rotary_dim / 2], multiplied by `rope.scale`.
 
-    `length` is i32[m], read if frequencies depend on it; None: that of the highest position.
+    With `axes` positions are i32[a, m], and pair j has those of axes[j]. `length` is i32[m], read if frequencies depend
+    on it; None: that of the highest position, without `axes`.
     """
     half = rope.rotary_dim // 2
     tables = [Tensor.from_const(np.array(rope.inv_freq, np.float32))]
@@ -194,15 +195,18 @@ def cos_sin(rope: Rope, positions: Tensor, length: Tensor | None) -> tuple[Tenso
     of_rows = rope.depends_on_length and length is not None
     if of_rows:
         args.append(length)
-    func = _cos_sin_definition(rope, of_rows)
-    out = Tensor.placeholder((positions.shape[0], half), "float32")
+    if axes:
+        args.append(Tensor.from_const(np.array(axes, np.int32)))
+    func = _cos_sin_definition(rope, of_rows, int(positions.shape[0]) if axes else 0)
+    out = Tensor.placeholder((positions.shape[-1], half), "float32")
     cos, sin = op.tensor_ir_op(func, "rope_cos_sin", args, [out, out])
     return cos, sin
 
 
-def _cos_sin_definition(rope: Rope, of_rows: bool) -> tirx.PrimFunc:
+def _cos_sin_definition(rope: Rope, of_rows: bool, axes: int) -> tirx.PrimFunc:
+    """The kernel for positions i32[m], or i32[axes, m]."""
     m, half = tirx.Var("m", "int64"), rope.rotary_dim // 2
-    positions = te.placeholder((m,), "int32", name="positions")
+    positions = te.placeholder((axes, m) if axes else (m,), "int32", name="positions")
     tables = [te.placeholder((half,), "float32", name="inv_freq")]
     inputs = [positions, *tables]
 
@@ -218,9 +222,12 @@ def _cos_sin_definition(rope: Rope, of_rows: bool) -> tirx.PrimFunc:
         inputs += [lengths] if of_rows else []
         frequencies = _length_dependent(rope, tables, positions, lengths)
     inv = te.compute(**frequencies, name="frequency")
+    axis_of = te.placeholder((half,), "int32", name="axis_of")
+    inputs += [axis_of] if axes else []
 
     def angle_of(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
-        return positions[i].astype("float32") * (inv[j] if len(inv.shape) == 1 else inv[i, j])
+        position = positions[axis_of[j], i] if axes else positions[i]
+        return position.astype("float32") * (inv[j] if len(inv.shape) == 1 else inv[i, j])
 
     angle = te.compute((m, half), angle_of, name="angle")
     scale = tirx.const(rope.scale, "float32")
@@ -233,7 +240,7 @@ def _length_dependent(
     rope: Rope, tables: list[te.Tensor], positions: te.Tensor, lengths: te.Tensor | None
 ) -> dict[str, Any]:
     """Shape and definition of the frequencies: of pair j for each row's length, or for the one length of all."""
-    limit, dim, (m,), half = rope.switch_length, rope.rotary_dim, positions.shape, rope.rotary_dim // 2
+    limit, dim, m, half = rope.switch_length, rope.rotary_dim, positions.shape[-1], rope.rotary_dim // 2
 
     def by_length(length: tirx.PrimExpr, j: tirx.Var) -> tirx.PrimExpr:
         if rope.long_inv_freq:

@@ -29,6 +29,19 @@ def rows_instead(x: te.Tensor, others: te.Tensor, places: te.Tensor) -> te.Tenso
     return te.compute(x.shape, element, name="rows_instead")
 
 
+def rows_added(x: te.Tensor, others: te.Tensor, places: te.Tensor, begin: int) -> te.Tensor:
+    """x [m, hidden], plus where places i32[m] is not negative the columns from `begin` on of row places[i] of `others`.
+
+    `others` is f32[e, k]; a place beyond it is its last row.
+    """
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        at = tirx.max(tirx.min(places[i].astype("int64"), others.shape[0] - 1), 0)
+        return tirx.if_then_else(places[i] < 0, x[i, j], x[i, j] + others[at, begin + j].astype(x.dtype))
+
+    return te.compute(x.shape, element, name="rows_added")
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """x times a constant."""
     return x if factor == 1.0 else op.multiply(x, Tensor.from_scalar(factor, x.dtype))

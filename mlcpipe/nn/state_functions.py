@@ -14,7 +14,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import step_states
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.rows import columns, rows_instead, rows_of, write_rows
+from mlcpipe.nn.rows import columns, rows_added, rows_instead, rows_of, write_rows
 
 
 def functions(model: CausalLM) -> dict[str, Callable[..., Any]]:
@@ -40,7 +40,7 @@ def prefill_pictures(
     states: list[Tensor],
 ) -> Tensor:  # fmt: skip
     """As `prefill`, of prompts with pictures: where places i32[n] is not negative it is the row of `pictures` f32[e,
-    hidden] that stands for the token's embedding.
+    width] that stands for the token's embedding. What rows have beyond it is added after the first layers.
     """
     return model.logits(
         _hidden(model, tokens, step, states, prefill_rows=True, wanted=rows, others=(pictures, places))[-1]
@@ -91,11 +91,20 @@ def _hidden(
     others: tuple[Tensor, Tensor] | None = None,
 ) -> list[Tensor]:
     kv = step_states.StepStates(model, model.states(), step, states, prefill_rows)
-    x = model.embed(tokens)
+    kv.moved = model.tower is not None and model.tower.layout is not None
+    x, added = model.embed(tokens), list[Callable[[Tensor], Tensor]]()
     if others is not None:
+        assert model.tower is not None
+        kv.layout, hidden = model.tower.layout, model.facts.hidden_size
         x = op.tensor_expr_op(rows_instead, "rows_instead", [x, *others])
-    rows: list[Tensor] = model.model(x, kv, kept, tokens, wanted)
+        added = [partial(_add_rows, others, begin) for begin in range(hidden, model.tower.info.width, hidden)]
+    rows: list[Tensor] = model.model(x, kv, kept, tokens, wanted, added)
     return rows
+
+
+def _add_rows(others: tuple[Tensor, Tensor], begin: int, x: Tensor) -> Tensor:
+    """x [m, hidden] with the columns from `begin` on of the rows of pictures (DeepStack, Meng et al. 2024)."""
+    return op.tensor_expr_op(partial(rows_added, begin=begin), "rows_added", [x, *others])
 
 
 def specs(model: CausalLM) -> dict[str, Any]:
@@ -120,7 +129,7 @@ def specs(model: CausalLM) -> dict[str, Any]:
     if model.tower is not None:
         pictures = {
             "places": tensor(["n"], "int32"),
-            "pictures": tensor(["e", model.facts.hidden_size], "float32"),
+            "pictures": tensor(["e", model.tower.info.width], "float32"),
         }
         forwards |= {"prefill_pictures": {**forwards["prefill"], **pictures}, **model.tower.spec()}
     head = model.draft_head

@@ -15,6 +15,7 @@ from tvm.relax.frontend.nn import Tensor, op, spec
 from mlcpipe.bundle.states import State, group_of, windows_of
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.mrope import Layout
 from tir_schedules import step_layout as layout
 
 
@@ -37,6 +38,8 @@ class StepStates:
         self.step, self.tensors, self.prefill_rows = step, tensors, prefill_rows
         self.rows: Tensor | None = None  # of the step, where it is not all of them
         self.biases: Tensor | None = None  # of scores by head and distance, as `tir_schedules.paged.Heads` has them
+        self.moved = False  # RoPE may have rows elsewhere than their keys are, after pictures
+        self.layout: Layout | None = None  # RoPE has three positions of each row
         self._model, self._table, self._bidirectional = model, table, bidirectional
 
     @property
@@ -81,7 +84,7 @@ class StepStates:
     def of_rows(self, rows: Tensor) -> StepStates:
         """The states for some rows i32[r] of the step, in layers that store nothing; with decode's arithmetic."""
         states = StepStates(self._model, self._table, self.step, self.tensors, prefill_rows=False)
-        states.rows = rows
+        states.rows, states.moved, states.layout = rows, self.moved, self.layout
         return states
 
     def update(
@@ -101,6 +104,23 @@ class StepStates:
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] of this forward's tokens in their sequences."""
         return self._of_rows(layout.POSITION, rows, "positions")
+
+    def rope_positions(self, rows: tirx.Expr) -> Tensor:
+        """Positions that RoPE has of this forward's tokens: i32[rows], or with a `layout` i32[3, rows]."""
+        if not self.moved:
+            return self.positions(rows)
+        flat = self.layout is None
+
+        def values(step: te.Tensor, *picked: te.Tensor) -> te.Tensor:
+            def number(*at: tirx.Var) -> tirx.PrimExpr:
+                row = (picked[0][at[-1]] if picked else at[-1]).astype("int64")
+                begin, count = step[layout.ROPE_POSITION].astype("int64"), step[layout.ROWS].astype("int64")
+                apart = step[begin + row if flat else begin + at[0] * count + row]
+                return tirx.if_then_else(begin > 0, apart, step[step[layout.POSITION].astype("int64") + row])
+
+            return te.compute((rows,) if flat else (3, rows), number, name="rope_positions")
+
+        return op.tensor_expr_op(values, "rope_positions", [self.step, *([] if self.rows is None else [self.rows])])
 
     def rope_lengths(self, rows: tirx.Expr) -> Tensor:
         """The length of each row's whole sequence, i32[rows]."""

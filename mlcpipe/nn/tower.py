@@ -13,20 +13,26 @@ from mlcpipe.bundle.states import State
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.encoder_layer import EncoderLayer
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
+from mlcpipe.nn.mrope import Layout
 from mlcpipe.nn.rows import write_rows
 from mlcpipe.nn.step_states import StepStates, argument
 
 
 class Tower(LanguageModel):
-    """`model` is called as model(patches [m, numbers], places i32[m], kv) -> [m, hidden], `projector` makes rows of it.
+    """`model` is called as model(patches [m, numbers], places i32[m, info.places], kv); places are i32[m] if it is 1.
 
-    A row is made of `info.merged` patches, which follow each other. The patches of a call attend to each other; keys
-    and values are in pages only during a layer. No decode step reads the weights. `facts` are those of the layers.
+    `projector` is called as projector(what `model` returned, t) -> a list of parts, whose columns are side by side in
+    the t rows. A row is made of `info.merged` patches, which follow each other. The patches of a call attend to each
+    other; keys and values are in pages only during a layer. No decode step reads the weights. `facts` are those of the
+    layers.
     """
 
-    def __init__(self, facts: ModelFacts, body: nn.Module, projector: nn.Module, info: VisionInfo) -> None:
+    def __init__(
+        self, facts: ModelFacts, body: nn.Module, projector: nn.Module, info: VisionInfo, layout: Layout | None = None
+    ) -> None:
+        """`layout` is that of the text's RoPE, if it has three positions of each row."""
         super().__init__(facts)
-        self.model, self.projector, self.info = body, projector, info
+        self.model, self.projector, self.info, self.layout = body, projector, info, layout
         for param in (*body.parameters(), *projector.parameters()):
             param.attrs["reads"] = Fraction(0)
 
@@ -45,15 +51,15 @@ class Tower(LanguageModel):
     def encode_picture(
         self, patches: Tensor, places: Tensor, step: Tensor, rows: Tensor, states: list[Tensor]
     ) -> Tensor:
-        """patches f32[t, merged * numbers] and places i32[t, merged] -> f32[t, width], written to `rows`.
+        """patches f32[t, merged * numbers] and places i32[t, merged * places] -> f32[t, width], written to `rows`.
 
         `step` and `states` are those of `StepStates`, of one sequence with t * merged rows.
         """
         kv, t, merged = StepStates(self, self.states(), step, states, True, True), patches.shape[0], self.info.merged
         x = op.reshape(patches, (t * merged, self.info.numbers))
         x = x if x.dtype == self.dtype else op.astype(x, self.dtype)
-        x = self.model(x, op.reshape(places, (t * merged,)), kv)
-        return write_rows([self.projector(op.reshape(x, (t, merged * self.facts.hidden_size)))], rows)
+        shape = (t * merged, self.info.places) if self.info.places > 1 else (t * merged,)
+        return write_rows(self.projector(self.model(x, op.reshape(places, shape), kv), t), rows)
 
     def spec(self) -> dict[str, Any]:
         """Argument specifications of `encode_picture`, for `nn.Module.export_tvm`."""
@@ -61,7 +67,7 @@ class Tower(LanguageModel):
         return {
             "encode_picture": {
                 "patches": tensor(["t", info.merged * info.numbers], "float32"),
-                "places": tensor(["t", info.merged], "int32"),
+                "places": tensor(["t", info.merged * info.places], "int32"),
                 "step": tensor(["k"], "int32"),
                 "rows": tensor(["t", info.width], "float32"),
                 "states": argument(self.states()),

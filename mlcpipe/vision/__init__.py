@@ -13,9 +13,19 @@ if TYPE_CHECKING:
     from mlcpipe.nn.tower import Tower
 
 # The `model_type` of the whole -> the file of its tower. Of other models that see the text is read alone.
-_TOWERS: Mapping[str, str] = {"idefics3": "idefics3", "smolvlm": "idefics3"}
-# Beginnings of the names of a tower's tensors, after `model.` -> those of its modules.
-NAMES: Mapping[str, str] = {"vision_model.": "tower.model.", "connector.": "tower.projector."}
+_TOWERS: Mapping[str, str] = {
+    "idefics3": "idefics3",
+    "smolvlm": "idefics3",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), "qwen3_vl"),
+}
+# Beginnings of the names of a tower's tensors, after `model.` -> those of its modules. The first that fits counts.
+NAMES: Mapping[str, str] = {
+    "vision_model.": "tower.model.",
+    "connector.": "tower.projector.",
+    "visual.merger.": "tower.projector.merger.",
+    "visual.deepstack_merger_list.": "tower.projector.deepstack_merger_list.",
+    "visual.": "tower.model.",
+}
 
 
 def has_tower(config: Mapping[str, Any]) -> bool:

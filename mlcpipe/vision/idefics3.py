@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import tirx
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor
+from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.manifest import VisionInfo
 from mlcpipe.errors import ConfigError
@@ -83,11 +84,11 @@ class _Connector(nn.Module):
     """modality_projection.proj, named as in the checkpoint: rows of scale * scale patches, row by row, to one."""
 
     def __init__(self, in_features: int, width: int) -> None:
-        self.modality_projection = _Projection(in_features, width)
+        self.in_features, self.modality_projection = in_features, _Projection(in_features, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[t, scale * scale * hidden] -> [t, width]."""
-        return self.modality_projection.proj(x)
+    def forward(self, x: Tensor, t: tirx.Expr) -> list[Tensor]:
+        """[t * scale * scale, hidden] -> one part [t, width]."""
+        return [self.modality_projection.proj(op.reshape(x, (t, self.in_features)))]
 
 
 class _Projection(nn.Module):

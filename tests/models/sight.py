@@ -52,15 +52,15 @@ def write(folder: Path, *, template: str = TEMPLATE, **vision: Any) -> Any:
     return model
 
 
-def write_tokenizer(folder: Path, template: str = TEMPLATE) -> None:
-    """Every byte is a token, then come those of pictures."""
+def write_tokenizer(folder: Path, template: str = TEMPLATE, special: tuple[str, ...] = SPECIAL) -> None:
+    """Every byte is a token, then come `<end>` and `special` ones."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     library = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(name, special=True) for name in ("<end>", *SPECIAL)])
+    library.add_special_tokens([AddedToken(name, special=True) for name in ("<end>", *special)])
     library.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<end>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

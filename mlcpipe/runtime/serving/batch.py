@@ -19,6 +19,7 @@ from tir_schedules.step_layout import (
     PLACE,
     POSITION,
     ROPE_LENGTH,
+    ROPE_POSITION,
     ROW_BEGIN,
     ROWS,
     SEQUENCE,
@@ -49,7 +50,7 @@ def prefill_spans(rows: Iterable[PrefillRows]) -> list[Span]:
     return [Span(sequence, begin, count) for sequence, begin, count, _ in rows]
 
 
-_NONE = (-1, 0, 0, 0, False, False, False)
+_NONE = (-1, 0, 0, 0, False, False, False, False)
 
 
 class StepBuffer:
@@ -66,7 +67,8 @@ class StepBuffer:
         groups, slots = len(spans[0].sequence.tables), spans[0].sequence.next_slot >= 0
         drafts = slots and any(span.sequence.row_slots for span in spans)
         adapters = any(span.sequence.request.adapter for span in spans)
-        shape = len(spans), rows, entries, groups, slots, drafts, adapters
+        moved = any(span.sequence.moved is not None for span in spans)
+        shape = len(spans), rows, entries, groups, slots, drafts, adapters, moved
         if shape != self._shape:
             self._shape = _NONE  # in case Ctrl-C interrupts what follows
             self._lay_out(*shape)
@@ -87,13 +89,14 @@ class StepBuffer:
         return self._data
 
     def _lay_out(
-        self, count: int, rows: int, entries: int, groups: int, slots: bool, drafts: bool, adapters: bool
+        self, count: int, rows: int, entries: int, groups: int, slots: bool, drafts: bool, adapters: bool, moved: bool
     ) -> None:
         """Write the header of `count` sequences, `rows` rows and `entries` pages of a group, and set the parts.
 
         Header, then: position[n], place[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
         and the table[t] of each group. With states in slots: slot_read[S], slot_write[S], and with drafts
-        slot_of_row[n]. Where a row has an adapter: adapter_begin[n], adapter_end[n].
+        slot_of_row[n]. Where a row has an adapter: adapter_begin[n], adapter_end[n]. Where RoPE has rows elsewhere:
+        rope_position[3, n].
         """
         sizes = {POSITION: rows, PLACE: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
         sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1}
@@ -101,6 +104,7 @@ class StepBuffer:
         sizes |= {SLOT_READ: count, SLOT_WRITE: count} if slots else {}
         sizes |= {SLOT_OF_ROW: rows} if drafts else {}
         sizes |= {ADAPTER_BEGIN: rows, ADAPTER_END: rows} if adapters else {}
+        sizes |= {ROPE_POSITION: 3 * rows} if moved else {}
         if (size := HEADER + sum(sizes.values())) > len(self._data):
             self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)
         header = self._data[:HEADER]
@@ -120,6 +124,8 @@ def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row:
         adapter = sequence.request.adapter
         blocks = (0, 0) if adapter is None else (adapter.begin, adapter.end)
         parts[ADAPTER_BEGIN][row : row + count], parts[ADAPTER_END][row : row + count] = blocks
+    if ROPE_POSITION in parts:
+        parts[ROPE_POSITION].reshape(3, -1)[:, row : row + count] = sequence.rope_positions(begin, count)
     for group, table in enumerate(sequence.tables):
         parts[TABLES + group][entry : entry + len(table)] = table
     table = sequence.tables[0]

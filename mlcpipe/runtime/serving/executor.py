@@ -210,7 +210,7 @@ class Executor:
         function = self._prefill
         if seen:
             ids, function = (ids[0], *seen, ids[1]), self._prefill_pictures
-        if self.hidden_of_prompts is not None and not all_rows:
+        elif self.hidden_of_prompts is not None and not all_rows:  # pictures have no rows for a draft head
             self.prompt_hidden_rows = _rows_of((one.sequence, one.begin, one.rows) for one in rows)
             width = self.hidden_of_prompts.shape[1]
             function, ids = self._prefill_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))

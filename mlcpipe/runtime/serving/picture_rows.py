@@ -26,7 +26,7 @@ from tir_schedules.step_layout import PAGE
 class PictureRows:
     """A bundle's tower, and its rows of the tiles that were needed last, by the hash of their picture.
 
-    A tile is one call, always of the same size, so that its rows have the same bits whatever is computed beside it.
+    A tile is one call, so that its rows have the same bits whatever is computed beside it.
     """
 
     def __init__(self, bundle: LoadedBundle) -> None:
@@ -36,14 +36,10 @@ class PictureRows:
         self._encode = bundle.library.vm["encode_picture"]
         self._patches = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}").patches
         self._kept: OrderedDict[tuple[int, int], Floats] = OrderedDict()
-        self._most = max(1, PICTURE_ROWS_BYTES // (4 * info.rows * info.width))  # tiles
         self.encoded = 0  # tiles since the start
-        count = info.rows * info.merged
-        pages = -(-count // PAGE)
-        one = Sequence(0, ScheduledRequest((0,) * count, 1), [array("i", range(pages))], [0])
-        self._step = StepBuffer().fill([Span(one, 0, count)])
+        self._step = StepBuffer()
         with self._device.errors():
-            handle = self._device.handle
+            handle, pages = self._device.handle, -(-info.rows * info.merged // PAGE)
             self._pages = tvm_ffi.convert([tvm_runtime.empty((pages, info.page_bytes), "int8", handle)])
             self._out = tvm_runtime.empty((info.rows, info.width), "float32", handle)
 
@@ -70,11 +66,12 @@ class PictureRows:
 
     def _row(self, sequence: Sequence, token: int) -> Floats:
         number, row = picture_row(token)
-        tile, at = divmod(row, self.info.rows)
+        picture = sequence.request.pictures[number]
+        tile, at = picture.tile_of(row)
         if (rows := self._kept.get((number, tile))) is None:
-            rows = self._encoded(sequence.request.pictures[number], tile)
+            rows = self._encoded(picture, tile)
             self._kept[number, tile] = rows
-            while len(self._kept) > self._most:
+            while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > PICTURE_ROWS_BYTES:
                 self._kept.popitem(last=False)
         self._kept.move_to_end((number, tile))
         kept: Floats = rows[at]
@@ -83,11 +80,14 @@ class PictureRows:
     def _encoded(self, picture: Picture, tile: int) -> Floats:
         self.encoded += 1
         patches, places = self._patches(picture.tiles[tile], self.info)
-        device = self._device
+        device, rows_of_it = self._device, len(patches)
+        count = rows_of_it * self.info.merged
+        one = Sequence(0, ScheduledRequest((0,) * count, 1), [array("i", range(-(-count // PAGE)))], [0])
         with device.errors():
-            inputs: list[NDArray[np.float32] | Ints] = [patches, places, self._step]
-            self._encode(*map(device.tensor, inputs), self._out, self._pages, self._bundle.params)
-            rows: Floats = tvm_runtime.array(device.read(self._out)).copy()
+            inputs: list[NDArray[np.float32] | Ints] = [patches, places, self._step.fill([Span(one, 0, count)])]
+            out = tvm_runtime.view(self._out, (rows_of_it, self.info.width))
+            self._encode(*map(device.tensor, inputs), out, self._pages, self._bundle.params)
+            rows: Floats = tvm_runtime.array(device.read(out)).copy()
         if not np.isfinite(rows).all():
             raise ComputeError(
                 "the tower computed numbers that are not finite", next_step="get the checkpoint again and compile it"

@@ -9,10 +9,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.sampling_params import CacheMiss
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.drafting import Drafter
+from mlcpipe.runtime.serving.picture_positions import moved_by
 from mlcpipe.runtime.serving.prefix_node import Checkpoint, Node
 from tir_schedules.step_layout import PAGE
 
@@ -116,6 +120,8 @@ class Sequence:
     node        the deepest node of the prefix tree that this sequence uses, at depth `shared`
     cached      tokens of the prompt that were found when the request was first admitted, and `miss`, why no more
     draft       proposed tokens after the last one
+    moved       where RoPE has the tokens up to the last one of a picture, i32[3, n]; None: where they are
+    delta       what it adds to the positions of those after them
     passed_s    how long shorter prompts were served before this one, less how long it was served since
     leader      the sequence that computes the beginning of this one, up to `leader_tokens`
     taken_page  the page in which a parked sequence ended that this one continues, `taken_mask` its `decode_mask`, and
@@ -139,6 +145,8 @@ class Sequence:
     cached: int | None = None
     miss: CacheMiss | None = None
     draft: list[int] = field(default_factory=list)
+    moved: NDArray[np.int32] | None = field(init=False)
+    delta: int = field(init=False)
     dropped: int = 0
     preemptions: int = 0
     passed_s: float = 0.0
@@ -152,6 +160,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
         self.decode_from = len(self.tokens)
+        self.moved, self.delta = moved_by(self.tokens, self.request.pictures)
 
     @property
     def left(self) -> int:
@@ -177,6 +186,16 @@ class Sequence:
         """The length that RoPE's frequencies at this position follow: of the whole prompt, or up to the token."""
         return max(self.decode_from, position + 1)
 
+    def rope_positions(self, begin: int, count: int) -> NDArray[np.int32]:
+        """Where RoPE has tokens from `begin` on: time, row and column i32[3, count], or i32[count] if all are equal."""
+        known, first = self.moved, begin + self.delta
+        plain: NDArray[np.int32] = np.arange(first, first + count, dtype=np.int32)
+        if known is None or begin >= known.shape[1]:
+            return plain
+        part = known[:, begin : begin + count]
+        rest = np.broadcast_to(plain[part.shape[1] :], (3, count - part.shape[1]))
+        return np.concatenate([part, rest], axis=1)
+
     def push(self, tokens: abc.Sequence[int], context: int) -> list[int]:
         """Append sampled tokens, up to one that ends the answer, which sets `finish` -> those appended."""
         request, pushed = self.request, list[int]()
@@ -196,6 +215,7 @@ class Sequence:
         dropped = tokens_to_drop(len(self.tokens), context)
         if dropped:
             self.tokens = without_dropped(self.tokens, dropped)
+            self.moved, self.delta = moved_by(self.tokens, self.request.pictures)
             self.dropped += dropped
             if self.request.drafter is not None:
                 self.request.drafter.restart()

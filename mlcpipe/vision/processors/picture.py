@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,17 @@ _ROW_BITS = 20  # of a row's number in the id that stands for it
 class Picture:
     """Its `tiles` uint8 [height, width, 3], each of one call of the tower, and its `layout` in a prompt: texts, and the
     number of the tower's rows between them.
+
+    `counts` are the rows of each tile, by default `info.rows`. `positions` i32[3, rows] are where RoPE has the rows,
+    after the position of the first one, and `advance` is how many positions they take; None: as if they were text.
     """
 
     info: VisionInfo
     tiles: tuple[NDArray[np.uint8], ...]
     layout: tuple[str | int, ...]
+    counts: tuple[int, ...] = ()
+    positions: Ints | None = None
+    advance: int = 0
 
     @cached_property
     def number(self) -> int:
@@ -35,6 +43,16 @@ class Picture:
         for tile in self.tiles:
             found.update(np.ascontiguousarray(tile).data)
         return int.from_bytes(found.digest()[:16], "little")
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The end of each tile among all rows."""
+        return list(accumulate(self.counts or [self.info.rows] * len(self.tiles)))
+
+    def tile_of(self, row: int) -> tuple[int, int]:
+        """The tile that a row is of, and the number of the row in it."""
+        tile = bisect_right(self._ends, row)
+        return tile, row - (self._ends[tile - 1] if tile else 0)
 
     @property
     def rows(self) -> int:

@@ -1,0 +1,189 @@
+"""Qwen3-VL (Bai et al. 2025) and Qwen 3.5: a table of places between which patches lie, axial RoPE, and DeepStack.
+
+Features of some layers (Meng et al. 2024) are added to the text's first layers, where a picture's rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from tvm import te, tirx
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn import mrope
+from mlcpipe.nn.config import Fields
+from mlcpipe.nn.encoder_layer import EncoderSpec, PreNormEncoderLayer
+from mlcpipe.nn.language_model import ModelFacts
+from mlcpipe.nn.linear import Float32, Linear
+from mlcpipe.nn.norm import LayerNorm
+from mlcpipe.nn.step_states import StepStates
+from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.qwen2_vl import axial_rotation, patch_info
+
+_EPS = 1e-6
+_PARTS: dict[str, Any] = {
+    "qkv": ("attn.qkv",),
+    "out": ("attn.proj",),
+    "up": ("mlp.linear_fc1",),
+    "down": ("mlp.linear_fc2",),
+    "norms": ("norm1", "norm2"),
+}
+# By model: pairs of RoPE that turn by time, row and column, the text's layers, and the token of a picture.
+_DEFAULTS: Mapping[str, tuple[tuple[int, int, int], int, int]] = {
+    "qwen3_vl": ((24, 20, 20), 32, 151655),
+    "qwen3_vl_moe": ((24, 20, 20), 24, 151655),
+    "qwen3_5": ((11, 11, 10), 32, 248056),
+    "qwen3_5_moe": ((11, 11, 10), 40, 248056),
+}
+
+
+def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
+    """The tower of config.json, for patches of preprocessor_config.json. Raises ConfigError for unsupported fields."""
+    model_type, whole = str(config["model_type"]), Fields(config)
+    pairs, of_text, picture = _DEFAULTS[model_type]
+    vision = Fields(whole.table("vision_config"), "config.json vision_config")
+    text = Fields(whole.table("text_config"), "config.json text_config")
+    vision.refuse(in_channels=[None, 3])
+    spec = EncoderSpec(
+        hidden_size=vision.integer("hidden_size", 1152),
+        intermediate_size=vision.integer("intermediate_size", 4304),
+        num_heads=vision.integer("num_heads", 16, high=4096),
+        act=vision.get("hidden_act", "gelu_pytorch_tanh"),
+        eps=_EPS,
+        quantize=False,
+        **_PARTS,
+    )
+    if spec.hidden_size % (4 * spec.num_heads):
+        expected = f"a divisor of {spec.hidden_size}, for heads of a multiple of 4"
+        raise ConfigError("field num_heads", where=vision.where, expected=expected, found=spec.num_heads)
+    layers = vision.integer("depth", 27, high=1024)
+    places = vision.integer("num_position_embeddings", 2304)
+    side = round(places**0.5)
+    if side * side != places:
+        raise ConfigError("field num_position_embeddings", where=vision.where, expected="a square", found=places)
+    deep = _deepstack(vision, layers, text.integer("num_hidden_layers", of_text), model_type)
+    width = vision.integer("out_hidden_size", 3584)
+    if width != text.integer("hidden_size", width):
+        expected = f"the text's hidden_size {text.get('hidden_size')}"
+        raise ConfigError("field out_hidden_size", where=vision.where, expected=expected, found=width)
+    token = whole.integer("image_token_id", picture, low=0)
+    info = patch_info(vision, preprocessor, token, width * (1 + len(deep)), patch=16, pixels=(56 * 56, 28 * 28 * 1280))
+    rope = Fields(vision.table("rope_parameters"), f"{vision.where} rope_parameters")
+    rope.refuse(rope_type=["axial", None])
+    theta = rope.number("rope_theta", 1e4, low=1.0)
+    facts = ModelFacts(model_type, 0, spec.hidden_size, layers, info.rows * info.merged, (), ())
+    body = _Vision(spec, layers, info.numbers, side, deep, theta)
+    projector = _Projector(spec.hidden_size, info.merged, width, len(deep))
+    return Tower(facts, body, projector, info, mrope.interleaved(mrope.sections(text.values, pairs)))
+
+
+def _deepstack(vision: Fields, layers: int, of_text: int, model_type: str) -> tuple[int, ...]:
+    """The tower's layers after which features are taken. Raises ConfigError for other ones than it has."""
+    if model_type.startswith("qwen3_5"):
+        vision.refuse(deepstack_visual_indexes=[None, []])
+        return ()
+    found = vision.get("deepstack_visual_indexes", [8, 16, 24])
+    good = isinstance(found, list) and len(found) <= of_text and all(type(one) is int for one in found)
+    if not good or any(not a < b < layers for a, b in pairwise([-1, *found])):
+        expected = f"at most {of_text} layers of {layers}, in order"
+        raise ConfigError("field deepstack_visual_indexes", where=vision.where, expected=expected, found=found)
+    return tuple(found)
+
+
+class _PatchEmbed(nn.Module):
+    def __init__(self, numbers: int, hidden_size: int) -> None:
+        self.proj = Linear(numbers, hidden_size, True, quantize=False)
+
+
+class _Table(nn.Module):
+    """Vectors of side * side places, and bilinearly of those between them; the corners are those of a picture."""
+
+    def __init__(self, side: int, hidden_size: int) -> None:
+        self.side = side
+        self.weight = Float32((side * side, hidden_size))
+
+    def forward(self, places: Tensor) -> Tensor:
+        """places i32[m, 4] (row, column, numbers of them) -> f32[m, hidden]."""
+        return op.tensor_expr_op(self._interpolated, "interpolated", [self.weight, places])
+
+    def _interpolated(self, table: te.Tensor, places: te.Tensor) -> te.Tensor:
+        """As transformers' `get_vision_interpolation_indices_and_weights` with aligned corners."""
+        last = self.side - 1
+
+        def taps(i: tirx.Var, axis: int) -> list[tuple[tirx.PrimExpr, tirx.PrimExpr]]:
+            steps = tirx.max(places[i, axis + 2] - 1, 1).astype("float32")
+            at = places[i, axis].astype("float32") * tirx.const(float(last), "float32") / steps
+            low = tirx.floor(at)
+            found = []
+            for step in (0, 1):
+                weight = tirx.max(tirx.const(1.0, "float32") - tirx.abs(at - low - float(step)), 0.0)
+                place = tirx.max(tirx.min(low.astype("int64") + step, last), 0)
+                found.append((place, weight))
+            return found
+
+        def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+            total = tirx.const(0.0, "float32")
+            for row, down in taps(i, 0):
+                for column, across in taps(i, 1):
+                    total = total + table[row * self.side + column, j] * (down * across)
+            return total
+
+        return te.compute((places.shape[0], table.shape[1]), element, name="interpolated")
+
+
+class _Vision(nn.Module):
+    """Embeddings and layers -> hidden states after the layers `deep`, and after the last one."""
+
+    def __init__(
+        self, spec: EncoderSpec, count: int, numbers: int, side: int, deep: tuple[int, ...], theta: float
+    ) -> None:
+        self.spec, self.deep, self.theta = spec, deep, theta
+        self.patch_embed = _PatchEmbed(numbers, spec.hidden_size)
+        self.pos_embed = _Table(side, spec.hidden_size)
+        self.blocks = nn.ModuleList([PreNormEncoderLayer(spec, i, first_norm=True) for i in range(count)])
+
+    def forward(self, patches: Tensor, places: Tensor, kv: StepStates) -> list[Tensor]:
+        """patches [m, numbers], places i32[m, 4] -> hidden states [m, hidden] each."""
+        x, places_of_patches = self.patch_embed.proj(patches), self.pos_embed(places)
+        x = op.add(x, places_of_patches if x.dtype == "float32" else op.astype(places_of_patches, x.dtype))
+        rotation = axial_rotation(places, self.spec.hidden_size // self.spec.num_heads, self.theta)
+        kept = []
+        for index, layer in enumerate(self.blocks):
+            x = layer(x, kv, rotation)
+            kept += [x] if index in self.deep else []
+        return [*kept, x]
+
+
+class _Merger(nn.Module):
+    """`merged` patches that follow each other -> one row; they are normalized each, or with `together` as one."""
+
+    def __init__(self, hidden_size: int, merged: int, width: int, *, together: bool) -> None:
+        self.size, self.together = merged * hidden_size, together
+        self.norm = LayerNorm(self.size if together else hidden_size, _EPS)
+        self.linear_fc1 = Linear(self.size, self.size, True, quantize=False)
+        self.linear_fc2 = Linear(self.size, width, True, quantize=False)
+
+    def forward(self, x: Tensor, t: tirx.Expr) -> Tensor:
+        """[t * merged, hidden] -> [t, width]."""
+        shape = (t, self.size)
+        x = self.norm(op.reshape(x, shape)) if self.together else op.reshape(self.norm(x), shape)
+        return self.linear_fc2(op.gelu(self.linear_fc1(x)))
+
+
+class _Projector(nn.Module):
+    """Rows of the last layer's hidden states, then those of each of the others."""
+
+    def __init__(self, hidden_size: int, merged: int, width: int, deep: int) -> None:
+        self.merger = _Merger(hidden_size, merged, width, together=False)
+        self.deepstack_merger_list = nn.ModuleList(
+            [_Merger(hidden_size, merged, width, together=True) for _ in range(deep)]
+        )
+
+    def forward(self, states: list[Tensor], t: tirx.Expr) -> list[Tensor]:
+        """Hidden states [t * merged, hidden] of `_Vision` -> parts [t, width]."""
+        *deep, last = states
+        return [self.merger(last, t), *(merger(x, t) for merger, x in zip(self.deepstack_merger_list, deep))]

@@ -82,7 +82,7 @@ def page() -> str:
     parts += [
         "## Models of autumn 2026",
         "The models that were downloaded most, and whether they run here. Of those that read pictures or sound the text"
-        " runs.",
+        " runs; those that see do so in Python on CPUs.",
         _table("models | model_type | runs | GGUF", map(_popular, *zip(*_POPULAR))),
         "## Families that write text",
         f"{len(model_types())} families write text. A name is the `model_type` of config.json and the file in"
@@ -109,7 +109,8 @@ def _popular(models: str, model_type: str) -> tuple[str, str, str, str]:
     encoder = encoder_of({"model_type": model_type}) is not None
     known = (encoder or (tower or model_type) in model_types()) and models not in _REFUSED
     gguf = (tower or model_type) in gguf_families()
-    return models, f"`{model_type}`", ("the text" if tower else "yes") if known else "no", "yes" if gguf else ""
+    runs = ("text and pictures" if has_tower({"model_type": model_type}) else "the text") if tower else "yes"
+    return models, f"`{model_type}`", runs if known else "no", "yes" if gguf else ""
 
 
 def _families() -> Iterator[tuple[str, ...]]:

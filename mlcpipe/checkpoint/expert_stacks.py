@@ -2,7 +2,7 @@
 
 gpt-oss: `gate_up_proj` [experts, hidden, 2 * width] and `down_proj` [experts, width, hidden] have inputs as rows; gate
 and up take turns as columns. `gate_up_proj_bias` is [experts, 2 * width], `down_proj_bias` [experts, hidden]. Llama 4
-has the same without biases, all columns of gate first.
+has the same without biases, all columns of gate first, and so has Qwen3-VL.
 
 Others as transformers 5 has them: `experts.gate_up_proj` [experts, 2 * width, hidden], gate rows first, and
 `experts.down_proj` [experts, hidden, width]. Granite calls them `input_linear.weight` and `output_linear.weight` of
@@ -55,6 +55,7 @@ def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     """The same checkpoint with one tensor per expert. Raises CheckpointError for a stack of another form."""
     experts = checkpoint.config.get("num_experts")
     turns = _TURNED_FAMILIES.get(str(checkpoint.config.get("model_type")))
+    turns = False if turns is None and _inputs_are_rows(checkpoint) else turns
     tensors: dict[str, TensorInfo] = {}
     for tensor in checkpoint.tensors.values():
         nomic = _OF_NOMIC.fullmatch(tensor.name)
@@ -68,8 +69,19 @@ def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     return QuantizedCheckpoint(
         checkpoint.path, checkpoint.config, checkpoint.generation_config, ordered, checkpoint.weight_files,
-        method=checkpoint.quantized_as or "",
+        method=checkpoint.quantized_as or "", pictures=checkpoint.pictures,
     )  # fmt: skip
+
+
+def _inputs_are_rows(checkpoint: Checkpoint) -> bool:
+    """Whether the stacks of a Qwen 3 mixture are those of Qwen3-VL, which its config.json no longer says here."""
+    config = checkpoint.config
+    if config.get("model_type") != "qwen3_moe":
+        return False
+    sizes = config.get("hidden_size"), config.get("moe_intermediate_size")
+    names = (name for name in checkpoint.tensors if name.endswith(".experts.gate_up_proj"))
+    shape = next((checkpoint.tensors[name].shape[1:] for name in names), ())
+    return isinstance(sizes[1], int) and shape == (sizes[0], 2 * sizes[1])
 
 
 def _singles(tensor: TensorInfo, turns: bool | None) -> Iterator[TensorInfo]:

@@ -56,13 +56,13 @@ class EncoderLayer(nn.Module):
         self.act = activation(spec.act)
         width = spec.intermediate_size * (2 if spec.gated else 1)
         kept: dict[str, Any] = {"quantize": spec.quantize}
-        self.qkv = _named(Linear(hidden, 3 * hidden, spec.attention_bias, **kept), *spec.qkv)
-        self.out = _named(Linear(hidden, hidden, spec.attention_bias, **kept), *spec.out)
+        self.qkv = named(Linear(hidden, 3 * hidden, spec.attention_bias, **kept), *spec.qkv)
+        self.out = named(Linear(hidden, hidden, spec.attention_bias, **kept), *spec.out)
         order = np.roll(np.arange(width, dtype=np.int32), spec.intermediate_size) if spec.up_first else None
-        self.up = _named(Linear(hidden, width, spec.mlp_bias and spec.up_bias, order=order, **kept), *spec.up)
-        self.down = _named(Linear(spec.intermediate_size, hidden, spec.mlp_bias, **kept), *spec.down)
+        self.up = named(Linear(hidden, width, spec.mlp_bias and spec.up_bias, order=order, **kept), *spec.up)
+        self.down = named(Linear(spec.intermediate_size, hidden, spec.mlp_bias, **kept), *spec.down)
         self.attention_norm, self.mlp_norm = (
-            _named(LayerNorm(hidden, spec.eps, spec.norm_bias), name) for name in spec.norms
+            named(LayerNorm(hidden, spec.eps, spec.norm_bias), name) for name in spec.norms
         )
 
     def forward(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
@@ -108,7 +108,7 @@ class PreNormEncoderLayer(EncoderLayer):
         return op.add(x, self.feed(normed))
 
 
-def _named(part: nn.Module, *names: str) -> nn.Module:
+def named(part: nn.Module, *names: str) -> nn.Module:
     """Set the sources of the part's weight and bias: the checkpoint's tensors of these names, joined along axis 0."""
     for kind in ("weight", "bias"):
         parameter = getattr(part, kind)

@@ -23,6 +23,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": lambda x: op.gelu(x, approximate="tanh"),
     "gelu_python_tanh": lambda x: op.gelu(x, approximate="tanh"),
     "gelu_new": lambda x: op.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: op.multiply(x, op.sigmoid(scaled(x, 1.702))),
     "relu": op.relu,
     **dict.fromkeys(("relu2", "sqrelu"), lambda x: op.square(op.relu(x))),
 }

@@ -1,4 +1,4 @@
-"""What the towers of Qwen2-VL's kind share: facts of its processor, the axial RoPE of patches (Wang et al. 2024)."""
+"""Qwen2-VL's tower (Wang et al. 2024), and what those after it share: patches of any number, axial RoPE, a merger."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from typing import Any
 
 import numpy as np
 from tvm import te, tirx
+from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.manifest import VisionInfo
 from mlcpipe.errors import ConfigError
+from mlcpipe.nn import mrope
 from mlcpipe.nn.config import Fields
-from mlcpipe.nn.encoder_layer import Rotation
+from mlcpipe.nn.encoder_layer import EncoderSpec, PreNormEncoderLayer, Rotation, named
+from mlcpipe.nn.language_model import ModelFacts
+from mlcpipe.nn.linear import Linear
+from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.rope import Rope, cos_sin
+from mlcpipe.nn.step_states import StepStates
+from mlcpipe.nn.tower import Tower
 from mlcpipe.vision.processors.qwen2_vl import most_rows
 
+EPS = 1e-6
 _WHERE = "preprocessor_config.json"
 # Of a picture, 2 megapixels for patches of 16: larger ones are shrunk, because the time of attention grows with the
 # square, and its memory is in the plan of every bundle.
@@ -35,28 +43,133 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def patch_info(
-    vision: Fields, preprocessor: Mapping[str, Any], token: int, width: int, *, patch: int, pixels: Sequence[int]
-) -> VisionInfo:
+def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
+    """The tower of config.json, for patches of preprocessor_config.json. Raises ConfigError for unsupported fields."""
+    whole = Fields(config)
+    vision = Fields(whole.table("vision_config"), "config.json vision_config")
+    text = whole.table("text_config") or config  # beside the tower's, in the family's own files
+    hidden, ratio = vision.integer("embed_dim", 1280), vision.integer("mlp_ratio", 4, high=64)
+    spec = axial_spec(
+        vision, hidden, ratio * hidden, "quick_gelu", up=("mlp.fc1",), down=("mlp.fc2",), num_heads=16
+    )  # fmt: skip
+    layers, width = vision.integer("depth", 32, high=1024), vision.integer("hidden_size", 3584)
+    if width != Fields(text).integer("hidden_size", width):
+        raise ConfigError("field hidden_size", where=vision.where, expected="the text's", found=width)
+    token = whole.integer("image_token_id", 151655, low=0)
+    info = patch_info(vision, preprocessor, token, width, patch=14)
+    facts = ModelFacts(str(config["model_type"]), 0, hidden, layers, info.rows * info.merged, (), ())
+    body = AxialEncoder(spec, layers, info.numbers, axial_theta(vision), bias=False)
+    projector = Mergers(Merger(hidden, info.merged, width, names=("ln_q", "mlp.0", "mlp.2")))
+    return Tower(facts, body, projector, info, mrope.sectioned(mrope.sections(text, (16, 24, 24))))
+
+
+def axial_spec(
+    vision: Fields, hidden: int, intermediate: int, act: str, *, num_heads: int, up: tuple[str], down: tuple[str]
+) -> EncoderSpec:
+    """The layers of a `vision_config`, whose MLPs have the matrices `up` and `down`. Raises ConfigError."""
+    vision.refuse(in_channels=[None, 3])
+    heads = vision.integer("num_heads", num_heads, high=4096)
+    if hidden % (4 * heads):
+        expected = f"a divisor of {hidden}, for heads of a multiple of 4"
+        raise ConfigError("field num_heads", where=vision.where, expected=expected, found=heads)
+    return EncoderSpec(
+        hidden, intermediate, heads, vision.get("hidden_act", act), EPS, quantize=False, qkv=("attn.qkv",),
+        out=("attn.proj",), up=up, down=down, norms=("norm1", "norm2"),
+    )  # fmt: skip
+
+
+def axial_theta(vision: Fields) -> float:
+    """The base of the frequencies of patches."""
+    rope = Fields(vision.table("rope_parameters"), f"{vision.where} rope_parameters")
+    rope.refuse(rope_type=["axial", None])
+    return rope.number("rope_theta", 1e4, low=1.0)
+
+
+class _PatchEmbed(nn.Module):
+    def __init__(self, numbers: int, hidden_size: int, bias: bool) -> None:
+        self.proj = Linear(numbers, hidden_size, bias, quantize=False)
+
+
+class AxialEncoder(nn.Module):
+    """Embeddings of patches, and layers -> hidden states after the layers `deep`, and after the last one."""
+
+    def __init__(
+        self, spec: EncoderSpec, count: int, numbers: int, theta: float, *, bias: bool, deep: Sequence[int] = ()
+    ) -> None:
+        self.spec, self.deep, self.theta = spec, deep, theta
+        self.patch_embed = _PatchEmbed(numbers, spec.hidden_size, bias)
+        self.blocks = nn.ModuleList([PreNormEncoderLayer(spec, i, first_norm=True) for i in range(count)])
+
+    def embedded(self, patches: Tensor, places: Tensor) -> Tensor:
+        """patches [m, numbers], places i32[m, 4] -> [m, hidden]."""
+        return self.patch_embed.proj(patches)
+
+    def forward(self, patches: Tensor, places: Tensor, kv: StepStates) -> list[Tensor]:
+        """patches [m, numbers], places i32[m, 4] -> hidden states [m, hidden] each."""
+        x, kept = self.embedded(patches, places), []
+        rotation = axial_rotation(places, self.spec.hidden_size // self.spec.num_heads, self.theta)
+        for index, layer in enumerate(self.blocks):
+            x = layer(x, kv, rotation)
+            kept += [x] if index in self.deep else []
+        return [*kept, x]
+
+
+class Merger(nn.Module):
+    """`merged` patches that follow each other -> one row; they are normalized each, or with `together` as one.
+
+    `names` are the checkpoint's of the norm and the two matrices.
+    """
+
+    def __init__(
+        self, hidden_size: int, merged: int, width: int, *, together: bool = False,
+        names: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2"),
+    ) -> None:  # fmt: skip
+        self.size, self.together = merged * hidden_size, together
+        self.norm = named(LayerNorm(self.size if together else hidden_size, EPS), names[0])
+        self.linear_fc1 = named(Linear(self.size, self.size, True, quantize=False), names[1])
+        self.linear_fc2 = named(Linear(self.size, width, True, quantize=False), names[2])
+
+    def forward(self, x: Tensor, t: tirx.Expr) -> Tensor:
+        """[t * merged, hidden] -> [t, width]."""
+        shape = (t, self.size)
+        x = self.norm(op.reshape(x, shape)) if self.together else op.reshape(self.norm(x), shape)
+        return self.linear_fc2(op.gelu(self.linear_fc1(x)))
+
+
+class Mergers(nn.Module):
+    """Rows of the last layer's hidden states, then those of each of the others."""
+
+    def __init__(self, merger: Merger, deep: Sequence[Merger] = ()) -> None:
+        self.merger = merger
+        self.deepstack_merger_list = nn.ModuleList([*deep])
+
+    def forward(self, states: list[Tensor], t: tirx.Expr) -> list[Tensor]:
+        """Hidden states [t * merged, hidden] of `AxialEncoder` -> parts [t, width]."""
+        *deep, last = states
+        return [self.merger(last, t), *(merger(x, t) for merger, x in zip(self.deepstack_merger_list, deep))]
+
+
+def patch_info(vision: Fields, preprocessor: Mapping[str, Any], token: int, width: int, *, patch: int) -> VisionInfo:
     """What the manifest says of a tower with rows of `width` numbers, whose pages are not known yet.
 
-    `patch` pixels of a side and `pixels` of a picture, at least and at most, are defaults. Raises ConfigError for
-    fields that are not honoured, and for a processor that makes other patches than the tower reads.
+    `patch` is the tower's default, in pixels of a side. Raises ConfigError for fields that are not honoured, and for a
+    processor that makes other patches than the tower reads.
     """
     fields = Fields(preprocessor, _WHERE)
     fields.refuse(**_NEUTRAL)
-    names = {"patch_size": patch, "merge_size": 2, "temporal_patch_size": 2}
-    size, merge, frames = (fields.integer(name, default, high=256) for name, default in names.items())
-    for name, of_tower, found in (
-        ("patch_size", "patch_size", size),
-        ("merge_size", "spatial_merge_size", merge),
-        ("temporal_patch_size", "temporal_patch_size", frames),
+    sizes = []
+    for name, default, of_tower, usual in (
+        ("patch_size", 14, "patch_size", patch),
+        ("merge_size", 2, "spatial_merge_size", 2),
+        ("temporal_patch_size", 2, "temporal_patch_size", 2),
     ):
-        expected = vision.integer(of_tower, names[name], high=256)
+        found, expected = fields.integer(name, default, high=256), vision.integer(of_tower, usual, high=256)
         if expected != found:
             raise ConfigError(f"field {name}", where=_WHERE, expected=f"the tower's {expected}", found=found)
+        sizes.append(found)
+    size, merge, frames = sizes
     side = size * merge
-    shortest, longest = _pixels(fields, pixels)
+    shortest, longest = _pixels(fields, (56 * 56, 28 * 28 * 1280))
     longest = min(longest, MOST_ROWS * side * side)
     if shortest > longest:
         raise ConfigError("pixels of a picture", where=_WHERE, expected=f"at most {longest}", found=shortest)

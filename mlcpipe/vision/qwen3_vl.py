@@ -5,7 +5,7 @@ Features of some layers (Meng et al. 2024) are added to the text's first layers,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,22 +16,12 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn import mrope
 from mlcpipe.nn.config import Fields
-from mlcpipe.nn.encoder_layer import EncoderSpec, PreNormEncoderLayer
+from mlcpipe.nn.encoder_layer import EncoderSpec
 from mlcpipe.nn.language_model import ModelFacts
-from mlcpipe.nn.linear import Float32, Linear
-from mlcpipe.nn.norm import LayerNorm
-from mlcpipe.nn.step_states import StepStates
+from mlcpipe.nn.linear import Float32
 from mlcpipe.nn.tower import Tower
-from mlcpipe.vision.qwen2_vl import axial_rotation, patch_info
+from mlcpipe.vision.qwen2_vl import AxialEncoder, Merger, Mergers, axial_spec, axial_theta, patch_info
 
-_EPS = 1e-6
-_PARTS: dict[str, Any] = {
-    "qkv": ("attn.qkv",),
-    "out": ("attn.proj",),
-    "up": ("mlp.linear_fc1",),
-    "down": ("mlp.linear_fc2",),
-    "norms": ("norm1", "norm2"),
-}
 # By model: pairs of RoPE that turn by time, row and column, the text's layers, and the token of a picture.
 _DEFAULTS: Mapping[str, tuple[tuple[int, int, int], int, int]] = {
     "qwen3_vl": ((24, 20, 20), 32, 151655),
@@ -47,19 +37,10 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
     pairs, of_text, picture = _DEFAULTS[model_type]
     vision = Fields(whole.table("vision_config"), "config.json vision_config")
     text = Fields(whole.table("text_config"), "config.json text_config")
-    vision.refuse(in_channels=[None, 3])
-    spec = EncoderSpec(
-        hidden_size=vision.integer("hidden_size", 1152),
-        intermediate_size=vision.integer("intermediate_size", 4304),
-        num_heads=vision.integer("num_heads", 16, high=4096),
-        act=vision.get("hidden_act", "gelu_pytorch_tanh"),
-        eps=_EPS,
-        quantize=False,
-        **_PARTS,
-    )
-    if spec.hidden_size % (4 * spec.num_heads):
-        expected = f"a divisor of {spec.hidden_size}, for heads of a multiple of 4"
-        raise ConfigError("field num_heads", where=vision.where, expected=expected, found=spec.num_heads)
+    spec = axial_spec(
+        vision, vision.integer("hidden_size", 1152), vision.integer("intermediate_size", 4304), "gelu_pytorch_tanh",
+        up=("mlp.linear_fc1",), down=("mlp.linear_fc2",), num_heads=16,
+    )  # fmt: skip
     layers = vision.integer("depth", 27, high=1024)
     places = vision.integer("num_position_embeddings", 2304)
     side = round(places**0.5)
@@ -71,13 +52,11 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
         expected = f"the text's hidden_size {text.get('hidden_size')}"
         raise ConfigError("field out_hidden_size", where=vision.where, expected=expected, found=width)
     token = whole.integer("image_token_id", picture, low=0)
-    info = patch_info(vision, preprocessor, token, width * (1 + len(deep)), patch=16, pixels=(56 * 56, 28 * 28 * 1280))
-    rope = Fields(vision.table("rope_parameters"), f"{vision.where} rope_parameters")
-    rope.refuse(rope_type=["axial", None])
-    theta = rope.number("rope_theta", 1e4, low=1.0)
+    info = patch_info(vision, preprocessor, token, width * (1 + len(deep)), patch=16)
     facts = ModelFacts(model_type, 0, spec.hidden_size, layers, info.rows * info.merged, (), ())
-    body = _Vision(spec, layers, info.numbers, side, deep, theta)
-    projector = _Projector(spec.hidden_size, info.merged, width, len(deep))
+    body = _Vision(spec, layers, info.numbers, side, deep, axial_theta(vision))
+    features = [Merger(spec.hidden_size, info.merged, width, together=True) for _ in deep]
+    projector = Mergers(Merger(spec.hidden_size, info.merged, width), features)
     return Tower(facts, body, projector, info, mrope.interleaved(mrope.sections(text.values, pairs)))
 
 
@@ -92,11 +71,6 @@ def _deepstack(vision: Fields, layers: int, of_text: int, model_type: str) -> tu
         expected = f"at most {of_text} layers of {layers}, in order"
         raise ConfigError("field deepstack_visual_indexes", where=vision.where, expected=expected, found=found)
     return tuple(found)
-
-
-class _PatchEmbed(nn.Module):
-    def __init__(self, numbers: int, hidden_size: int) -> None:
-        self.proj = Linear(numbers, hidden_size, True, quantize=False)
 
 
 class _Table(nn.Module):
@@ -135,55 +109,16 @@ class _Table(nn.Module):
         return te.compute((places.shape[0], table.shape[1]), element, name="interpolated")
 
 
-class _Vision(nn.Module):
-    """Embeddings and layers -> hidden states after the layers `deep`, and after the last one."""
+class _Vision(AxialEncoder):
+    """With vectors of places."""
 
     def __init__(
-        self, spec: EncoderSpec, count: int, numbers: int, side: int, deep: tuple[int, ...], theta: float
+        self, spec: EncoderSpec, count: int, numbers: int, side: int, deep: Sequence[int], theta: float
     ) -> None:
-        self.spec, self.deep, self.theta = spec, deep, theta
-        self.patch_embed = _PatchEmbed(numbers, spec.hidden_size)
+        super().__init__(spec, count, numbers, theta, bias=True, deep=deep)
         self.pos_embed = _Table(side, spec.hidden_size)
-        self.blocks = nn.ModuleList([PreNormEncoderLayer(spec, i, first_norm=True) for i in range(count)])
 
-    def forward(self, patches: Tensor, places: Tensor, kv: StepStates) -> list[Tensor]:
-        """patches [m, numbers], places i32[m, 4] -> hidden states [m, hidden] each."""
-        x, places_of_patches = self.patch_embed.proj(patches), self.pos_embed(places)
-        x = op.add(x, places_of_patches if x.dtype == "float32" else op.astype(places_of_patches, x.dtype))
-        rotation = axial_rotation(places, self.spec.hidden_size // self.spec.num_heads, self.theta)
-        kept = []
-        for index, layer in enumerate(self.blocks):
-            x = layer(x, kv, rotation)
-            kept += [x] if index in self.deep else []
-        return [*kept, x]
-
-
-class _Merger(nn.Module):
-    """`merged` patches that follow each other -> one row; they are normalized each, or with `together` as one."""
-
-    def __init__(self, hidden_size: int, merged: int, width: int, *, together: bool) -> None:
-        self.size, self.together = merged * hidden_size, together
-        self.norm = LayerNorm(self.size if together else hidden_size, _EPS)
-        self.linear_fc1 = Linear(self.size, self.size, True, quantize=False)
-        self.linear_fc2 = Linear(self.size, width, True, quantize=False)
-
-    def forward(self, x: Tensor, t: tirx.Expr) -> Tensor:
-        """[t * merged, hidden] -> [t, width]."""
-        shape = (t, self.size)
-        x = self.norm(op.reshape(x, shape)) if self.together else op.reshape(self.norm(x), shape)
-        return self.linear_fc2(op.gelu(self.linear_fc1(x)))
-
-
-class _Projector(nn.Module):
-    """Rows of the last layer's hidden states, then those of each of the others."""
-
-    def __init__(self, hidden_size: int, merged: int, width: int, deep: int) -> None:
-        self.merger = _Merger(hidden_size, merged, width, together=False)
-        self.deepstack_merger_list = nn.ModuleList(
-            [_Merger(hidden_size, merged, width, together=True) for _ in range(deep)]
-        )
-
-    def forward(self, states: list[Tensor], t: tirx.Expr) -> list[Tensor]:
-        """Hidden states [t * merged, hidden] of `_Vision` -> parts [t, width]."""
-        *deep, last = states
-        return [self.merger(last, t), *(merger(x, t) for merger, x in zip(self.deepstack_merger_list, deep))]
+    def embedded(self, patches: Tensor, places: Tensor) -> Tensor:
+        """As `AxialEncoder.embedded`."""
+        x, vectors = super().embedded(patches, places), self.pos_embed(places)
+        return op.add(x, vectors if x.dtype == "float32" else op.astype(vectors, x.dtype))

@@ -1,4 +1,4 @@
-"""Tiny random models that see as Qwen3-VL and Qwen 3.5 do, with a chat template like theirs."""
+"""Tiny random models that see as Qwen2-VL, Qwen3-VL and Qwen 3.5 do, with a chat template like theirs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ SPECIAL = ("<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 IMAGE = 258
 TEXT = {
     "vocab_size": 304, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+    "num_key_value_heads": 2, "max_position_embeddings": 512,
 }  # fmt: skip
-VISION = {
-    "depth": 3, "hidden_size": 48, "intermediate_size": 80, "num_heads": 2, "patch_size": 4, "out_hidden_size": 64,
-    "num_position_embeddings": 25,
-}  # fmt: skip
+VISION = {"depth": 3, "num_heads": 2, "patch_size": 4}
+TABLE = {"hidden_size": 48, "intermediate_size": 80, "out_hidden_size": 64, "num_position_embeddings": 25}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        {"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2},
+    ),
     "qwen3_vl": (
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}},
-        {"deepstack_visual_indexes": [0, 2]},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}, "head_dim": 32},
+        {**TABLE, "deepstack_visual_indexes": [0, 2]},
     ),
     "qwen3_5": (
         {
@@ -36,9 +38,9 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25
             },
             "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "head_dim": 32,
         },
-        {},
+        TABLE,
     ),
 }  # fmt: skip
 TEMPLATE = (
@@ -65,4 +67,19 @@ def write(folder: Path, model_type: str) -> Any:
             parameter.copy_(torch.randn(parameter.shape) * 0.15 + (parameter.dim() == 1))
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    if model_type == "qwen3_5":
+        _add_head(folder, model.model.language_model.layers[1].state_dict())
     return model
+
+
+def _add_head(folder: Path, layer: dict[str, Any]) -> None:
+    """The layer that published files of Qwen 3.5 have to draft tokens; it does not change what a model writes."""
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["mtp_num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
+    norms = {f"mtp.{name}.weight": torch.ones(64) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+    head = {f"mtp.layers.0.{name}": tensor.clone() for name, tensor in layer.items()}
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **norms, **head, "mtp.fc.weight": torch.randn(64, 128) * 0.1}, file)

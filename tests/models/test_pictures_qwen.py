@@ -1,4 +1,4 @@
-"""Qwen3-VL and Qwen 3.5 against transformers: rows, logits, further turns, and answers beside others."""
+"""Qwen2-VL, Qwen3-VL and Qwen 3.5 against transformers: rows, logits, further turns, and answers beside others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ pytest.importorskip("PIL", reason="pictures are read by Pillow")
 torch = pytest.importorskip("torch", reason="the references are computed by torch")
 transformers = pytest.importorskip("transformers", reason="the references are transformers models")
 
+from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import mlcpipe
@@ -19,6 +20,7 @@ from tests.conftest import EXACT
 from tests.models import sight, sight_qwen
 
 TOLERANCE = 1e-4
+NO_TOKENS = list(range(257 + len(sight_qwen.SPECIAL), sight_qwen.TEXT["vocab_size"]))  # which are never drawn
 
 
 class Seeing(NamedTuple):
@@ -28,7 +30,14 @@ class Seeing(NamedTuple):
     engine: mlcpipe.Engine
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3_vl",
+        pytest.param("qwen3_5", marks=pytest.mark.full),
+        pytest.param("qwen2_vl", marks=pytest.mark.everything),
+    ],
+)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     folder = tmp_path_factory.mktemp("sight")
     model = sight_qwen.write(folder / "checkpoint", request.param)
@@ -56,7 +65,8 @@ def inputs_of(tokens: list[int], images: list[Any]) -> dict[str, Any]:
     """What transformers' model takes for a prompt; the ids of pictures are those that its processor writes."""
     ids = torch.tensor([[token if token >= 0 else sight_qwen.IMAGE for token in tokens]])
     kinds = (ids == sight_qwen.IMAGE).int()
-    made = Qwen2VLImageProcessorPil(**sight_qwen.PREPROCESSOR)(images, return_tensors="pt") if images else {}
+    processor, shown = Qwen2VLImageProcessorPil(**sight_qwen.PREPROCESSOR), [Image.fromarray(one) for one in images]
+    made = processor(shown, return_tensors="pt") if images else {}
     return {"input_ids": ids, "mm_token_type_ids": kinds, **made}
 
 
@@ -82,6 +92,8 @@ def test_prompts_and_logits_are_those_of_transformers(seeing: Seeing) -> None:
             tokens, pictures = prompt_of(seeing.engine, messages)
             expected, found = expected_of(seeing, tokens, images), seeing.engine.model.all_logits(tokens, pictures)
             np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE, err_msg=str(texts))
+    tokens = list(range(3, 36))  # of text alone, whose three positions are equal
+    np.testing.assert_allclose(seeing.engine.logits(tokens), expected_of(seeing, tokens, []), rtol=0, atol=TOLERANCE)
 
 
 def test_rows_are_those_of_the_tower(seeing: Seeing) -> None:
@@ -108,10 +120,10 @@ def test_answers_are_those_of_transformers(seeing: Seeing) -> None:
         answer = engine.chat(messages, temperature=0.0, max_tokens=8, logprobs=1)
         with torch.no_grad():
             written = model.generate(
-                **inputs_of(tokens, images[: turn + 1]), max_new_tokens=8, do_sample=False, output_logits=True,
-                return_dict_in_generate=True, eos_token_id=[256, 257], pad_token_id=256,
+                **inputs_of(tokens, images[: turn + 1]), max_new_tokens=8, do_sample=False, output_scores=True,
+                return_dict_in_generate=True, eos_token_id=[256, 257], pad_token_id=256, suppress_tokens=NO_TOKENS,
             )  # fmt: skip
-        expected = [torch.log_softmax(one[0], -1).max().item() for one in written.logits]
+        expected = [torch.log_softmax(one[0], -1).max().item() for one in written.scores]
         found = [one.logprob for one in answer.logprobs]
         np.testing.assert_allclose(found, expected[: len(found)], rtol=0, atol=TOLERANCE)
         messages.append({"role": "assistant", "content": answer.text})
@@ -123,6 +135,8 @@ LONG = "a text that fills some pages of the prefix tree, so that what follows ca
 def test_answers_do_not_depend_on_what_is_beside_them(seeing: Seeing) -> None:
     """Alone, together, and after others with a prefix: the same bits of probabilities, which differ by picture."""
     engine = seeing.engine
+    if seeing.model.config.model_type == "qwen3_5":  # whose own head drafts for texts
+        assert engine.manifest.model.eagle is not None
     one, other = sight.noise(60, 96, 1), sight.noise(60, 96, 2)
     asked = [[user(one, LONG, other, "x")], [user(other, LONG, one, "x")], [user(one, LONG, one, "y")], [user(LONG)]]
     options = {"temperature": 0.0, "max_tokens": 6, "logprobs": 2}

@@ -32,6 +32,9 @@ SLOT_READ, SLOT_WRITE, SLOT_OF_ROW = range(11, 14)
 # Only where a sequence has pictures whose rows have three positions (m-rope). `rope_position[3, n]`: time, row and
 # column that RoPE has of each row, which are equal for text. Without it they are `position`.
 ROPE_POSITION = 14
+# Only for towers with layers that attend within windows: where the step of these layers begins in the tensor. Its
+# windows are sequences, and its numbers count from there.
+SECOND = 15
 # TABLES + g: where the table of group g begins. Entry i of a sequence is the page of its tokens 16 i to 16 i + 15; -1
 # where no row of the step sees them.
 TABLES = 16

@@ -257,6 +257,7 @@ class VisionInfo(Frozen):
     merged: Positive = Field(description="patches of a row")
     numbers: Positive = Field(description="of a patch")
     places: Positive = Field(default=1, description="integers that say where a patch is")
+    windows: Count = Field(default=0, description="within which some layers attend, at most, each with its own pages")
     width: Positive = Field(description="numbers of a row")
     page_bytes: Positive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlcpipe.bundle.manifest import Manifest, ModelInfo
+from mlcpipe.bundle.manifest import Manifest, ModelInfo, VisionInfo
 from mlcpipe.bundle.states import State, group_of, slot_bytes, windows_of
 from tir_schedules.step_layout import PAGE
 
@@ -158,8 +158,12 @@ def tower_bytes(model: ModelInfo) -> int:
     of = model.vision
     if of is None:
         return 0
-    pages = -(-of.rows * of.merged // PAGE)
-    return pages * of.page_bytes + 4 * of.rows * (of.merged * of.numbers + of.width) + PICTURE_ROWS_BYTES
+    return tower_pages(of) * of.page_bytes + 4 * of.rows * (of.merged * of.numbers + of.width) + PICTURE_ROWS_BYTES
+
+
+def tower_pages(of: VisionInfo) -> int:
+    """Pages of a call of a tower; the last one of each window may not be full."""
+    return -(-of.rows * of.merged // PAGE) + of.windows
 
 
 def least_running_bytes(vocab_size: int) -> int:

@@ -206,7 +206,7 @@ def export(
     else:
         mod = _with_sampling(mod, target, vocab, no_tokens)
     tower = model.tower if isinstance(model, CausalLM) else None
-    most = {} if tower is None else {"t": tower.info.rows, "e": chunk}
+    most = {} if tower is None else {**tower.bounds(), "e": chunk}
     return Lowering(
         mod,
         tuple(weight_table(params, target.gathers_rows)),

@@ -111,7 +111,7 @@ class PreNormEncoderLayer(EncoderLayer):
 def named(part: nn.Module, *names: str) -> nn.Module:
     """Set the sources of the part's weight and bias: the checkpoint's tensors of these names, joined along axis 0."""
     for kind in ("weight", "bias"):
-        parameter = getattr(part, kind)
+        parameter = getattr(part, kind, None)
         if parameter is not None:
             parameter.attrs["sources"] = [[f"{name}.{kind}" for name in names]]
     return part

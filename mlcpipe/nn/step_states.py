@@ -87,6 +87,19 @@ class StepStates:
         states.rows, states.moved, states.layout = rows, self.moved, self.layout
         return states
 
+    def second(self) -> StepStates:
+        """The same states in the step that follows in the same tensor."""
+
+        def values(step: te.Tensor) -> te.Tensor:
+            def number(i: tirx.Var) -> tirx.PrimExpr:
+                at = step[layout.SECOND].astype("int64") + i
+                return tirx.if_then_else(at < step.shape[0], step[tirx.min(at, step.shape[0] - 1)], 0)
+
+            return te.compute(step.shape, number, name="second")
+
+        step = op.tensor_expr_op(values, "second", [self.step])
+        return StepStates(self._model, self._table, step, self.tensors, self.prefill_rows, self._bidirectional)
+
     def update(
         self, name: str, func: tirx.PrimFunc, kernel: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> list[Tensor]:

@@ -9,6 +9,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.memory import tower_pages
 from mlcpipe.bundle.states import State
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.encoder_layer import EncoderLayer
@@ -16,6 +17,7 @@ from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
 from mlcpipe.nn.mrope import Layout
 from mlcpipe.nn.rows import write_rows
 from mlcpipe.nn.step_states import StepStates, argument
+from tir_schedules.step_layout import HEADER
 
 
 class Tower(LanguageModel):
@@ -61,6 +63,14 @@ class Tower(LanguageModel):
         shape = (t * merged, self.info.places) if self.info.places > 1 else (t * merged,)
         return write_rows(self.projector(self.model(x, op.reshape(places, shape), kv), t), rows)
 
+    def bounds(self) -> dict[str, int]:
+        """The most rows of a call, and integers of its step, and of the one after it for windows."""
+        rows, most = self.info.rows * self.info.merged, []
+        for sequences in (1, self.info.windows):
+            size = HEADER + 4 * rows + 3 * sequences + 2 + tower_pages(self.info)  # `StepBuffer` has the arrays
+            most.append(max(1024, 1 << (size - 1).bit_length()))
+        return {"t": self.info.rows, "step_size": sum(most)}
+
     def spec(self) -> dict[str, Any]:
         """Argument specifications of `encode_picture`, for `nn.Module.export_tvm`."""
         tensor, info = nn.spec.Tensor, self.info
@@ -68,7 +78,7 @@ class Tower(LanguageModel):
             "encode_picture": {
                 "patches": tensor(["t", info.merged * info.numbers], "float32"),
                 "places": tensor(["t", info.merged * info.places], "int32"),
-                "step": tensor(["k"], "int32"),
+                "step": tensor(["step_size"], "int32"),
                 "rows": tensor(["t", info.width], "float32"),
                 "states": argument(self.states()),
                 "$": {"param_mode": "plain", "effect_mode": "none"},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # The `model_type` of the whole -> the file of its tower. Of other models that see the text is read alone.
 _TOWERS: Mapping[str, str] = {
     "idefics3": "idefics3",
+    "qwen2_5_vl": "qwen2_5_vl",
     "qwen2_vl": "qwen2_vl",
     "smolvlm": "idefics3",
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), "qwen3_vl"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from mlcpipe.nn.config import Fields
 from mlcpipe.nn.encoder_layer import EncoderSpec, PreNormEncoderLayer, Rotation, named
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Linear
-from mlcpipe.nn.norm import LayerNorm
+from mlcpipe.nn.norm import LayerNorm, RMSNorm
 from mlcpipe.nn.rope import Rope, cos_sin
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
@@ -47,14 +48,12 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
     """The tower of config.json, for patches of preprocessor_config.json. Raises ConfigError for unsupported fields."""
     whole = Fields(config)
     vision = Fields(whole.table("vision_config"), "config.json vision_config")
-    text = whole.table("text_config") or config  # beside the tower's, in the family's own files
     hidden, ratio = vision.integer("embed_dim", 1280), vision.integer("mlp_ratio", 4, high=64)
     spec = axial_spec(
         vision, hidden, ratio * hidden, "quick_gelu", up=("mlp.fc1",), down=("mlp.fc2",), num_heads=16
     )  # fmt: skip
     layers, width = vision.integer("depth", 32, high=1024), vision.integer("hidden_size", 3584)
-    if width != Fields(text).integer("hidden_size", width):
-        raise ConfigError("field hidden_size", where=vision.where, expected="the text's", found=width)
+    text = text_of(config, vision, "hidden_size", width)
     token = whole.integer("image_token_id", 151655, low=0)
     info = patch_info(vision, preprocessor, token, width, patch=14)
     facts = ModelFacts(str(config["model_type"]), 0, hidden, layers, info.rows * info.merged, (), ())
@@ -63,8 +62,29 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
     return Tower(facts, body, projector, info, mrope.sectioned(mrope.sections(text, (16, 24, 24))))
 
 
+def text_of(config: Mapping[str, Any], vision: Fields, name: str, width: int) -> Mapping[str, Any]:
+    """The text's fields, which older files have beside the tower's. Raises ConfigError if the tower's field `name`, the
+    width of its rows, is not the text's.
+    """
+    text = Fields(config).table("text_config") or config
+    of_text = Fields(text, "config.json text_config").integer("hidden_size", width)
+    if width != of_text:
+        raise ConfigError(f"field {name}", where=vision.where, expected=f"the text's {of_text}", found=width)
+    return text
+
+
+def layers_of(vision: Fields, name: str, layers: int, default: list[int], most: int) -> tuple[int, ...]:
+    """Some of a tower's layers, at most `most` of them, in order. Raises ConfigError for other ones than it has."""
+    found = vision.get(name, default)
+    good = isinstance(found, list) and len(found) <= most and all(type(one) is int for one in found)
+    if not good or any(not a < b < layers for a, b in pairwise([-1, *found])):
+        expected = f"at most {most} layers of {layers}, in order"
+        raise ConfigError(f"field {name}", where=vision.where, expected=expected, found=found)
+    return tuple(found)
+
+
 def axial_spec(
-    vision: Fields, hidden: int, intermediate: int, act: str, *, num_heads: int, up: tuple[str], down: tuple[str]
+    vision: Fields, hidden: int, intermediate: int, act: str, *, num_heads: int, up: tuple[str, ...], down: tuple[str]
 ) -> EncoderSpec:
     """The layers of a `vision_config`, whose MLPs have the matrices `up` and `down`. Raises ConfigError."""
     vision.refuse(in_channels=[None, 3])
@@ -85,7 +105,9 @@ def axial_theta(vision: Fields) -> float:
     return rope.number("rope_theta", 1e4, low=1.0)
 
 
-class _PatchEmbed(nn.Module):
+class PatchEmbed(nn.Module):
+    """The projection of patches, named as in the checkpoint."""
+
     def __init__(self, numbers: int, hidden_size: int, bias: bool) -> None:
         self.proj = Linear(numbers, hidden_size, bias, quantize=False)
 
@@ -97,7 +119,7 @@ class AxialEncoder(nn.Module):
         self, spec: EncoderSpec, count: int, numbers: int, theta: float, *, bias: bool, deep: Sequence[int] = ()
     ) -> None:
         self.spec, self.deep, self.theta = spec, deep, theta
-        self.patch_embed = _PatchEmbed(numbers, spec.hidden_size, bias)
+        self.patch_embed = PatchEmbed(numbers, spec.hidden_size, bias)
         self.blocks = nn.ModuleList([PreNormEncoderLayer(spec, i, first_norm=True) for i in range(count)])
 
     def embedded(self, patches: Tensor, places: Tensor) -> Tensor:
@@ -117,15 +139,15 @@ class AxialEncoder(nn.Module):
 class Merger(nn.Module):
     """`merged` patches that follow each other -> one row; they are normalized each, or with `together` as one.
 
-    `names` are the checkpoint's of the norm and the two matrices.
+    `rms`: by an RMS norm. `names` are the checkpoint's of the norm and the two matrices.
     """
 
     def __init__(
         self, hidden_size: int, merged: int, width: int, *, together: bool = False,
-        names: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2"),
+        rms: bool = False, names: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2"),
     ) -> None:  # fmt: skip
         self.size, self.together = merged * hidden_size, together
-        self.norm = named(LayerNorm(self.size if together else hidden_size, EPS), names[0])
+        self.norm = named((RMSNorm if rms else LayerNorm)(self.size if together else hidden_size, EPS), names[0])
         self.linear_fc1 = named(Linear(self.size, self.size, True, quantize=False), names[1])
         self.linear_fc2 = named(Linear(self.size, width, True, quantize=False), names[2])
 

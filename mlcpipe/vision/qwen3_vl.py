@@ -6,7 +6,6 @@ Features of some layers (Meng et al. 2024) are added to the text's first layers,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from tvm import te, tirx
@@ -20,7 +19,16 @@ from mlcpipe.nn.encoder_layer import EncoderSpec
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Float32
 from mlcpipe.nn.tower import Tower
-from mlcpipe.vision.qwen2_vl import AxialEncoder, Merger, Mergers, axial_spec, axial_theta, patch_info
+from mlcpipe.vision.qwen2_vl import (
+    AxialEncoder,
+    Merger,
+    Mergers,
+    axial_spec,
+    axial_theta,
+    layers_of,
+    patch_info,
+    text_of,
+)
 
 # By model: pairs of RoPE that turn by time, row and column, the text's layers, and the token of a picture.
 _DEFAULTS: Mapping[str, tuple[tuple[int, int, int], int, int]] = {
@@ -48,9 +56,7 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
         raise ConfigError("field num_position_embeddings", where=vision.where, expected="a square", found=places)
     deep = _deepstack(vision, layers, text.integer("num_hidden_layers", of_text), model_type)
     width = vision.integer("out_hidden_size", 3584)
-    if width != text.integer("hidden_size", width):
-        expected = f"the text's hidden_size {text.get('hidden_size')}"
-        raise ConfigError("field out_hidden_size", where=vision.where, expected=expected, found=width)
+    text_of(config, vision, "out_hidden_size", width)
     token = whole.integer("image_token_id", picture, low=0)
     info = patch_info(vision, preprocessor, token, width * (1 + len(deep)), patch=16)
     facts = ModelFacts(model_type, 0, spec.hidden_size, layers, info.rows * info.merged, (), ())
@@ -65,12 +71,7 @@ def _deepstack(vision: Fields, layers: int, of_text: int, model_type: str) -> tu
     if model_type.startswith("qwen3_5"):
         vision.refuse(deepstack_visual_indexes=[None, []])
         return ()
-    found = vision.get("deepstack_visual_indexes", [8, 16, 24])
-    good = isinstance(found, list) and len(found) <= of_text and all(type(one) is int for one in found)
-    if not good or any(not a < b < layers for a, b in pairwise([-1, *found])):
-        expected = f"at most {of_text} layers of {layers}, in order"
-        raise ConfigError("field deepstack_visual_indexes", where=vision.where, expected=expected, found=found)
-    return tuple(found)
+    return layers_of(vision, "deepstack_visual_indexes", layers, [8, 16, 24], of_text)
 
 
 class _Table(nn.Module):

@@ -28,6 +28,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
         {"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2},
     ),
+    "qwen2_5_vl": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        {"hidden_size": 48, "intermediate_size": 80, "out_hidden_size": 64, "fullatt_block_indexes": [1], "window_size": 16},
+    ),
     "qwen3_vl": (
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}, "head_dim": 32},
         {**TABLE, "deepstack_visual_indexes": [0, 2]},
@@ -61,10 +65,11 @@ def write(folder: Path, model_type: str) -> Any:
         video_token_id=300, vision_start_token_id=259, vision_end_token_id=260,
     )  # fmt: skip
     torch.manual_seed(0)
+    deviation = 0.1 if model_type == "qwen3_5" else 0.15  # delta nets make more of rounding
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape) * 0.15 + (parameter.dim() == 1))
+            parameter.copy_(torch.randn(parameter.shape) * deviation + (parameter.dim() == 1))
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     if model_type == "qwen3_5":

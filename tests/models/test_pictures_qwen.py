@@ -35,6 +35,7 @@ class Seeing(NamedTuple):
     params=[
         "qwen3_vl",
         pytest.param("qwen3_5", marks=pytest.mark.full),
+        pytest.param("qwen2_5_vl", marks=pytest.mark.everything),
         pytest.param("qwen2_vl", marks=pytest.mark.everything),
     ],
 )

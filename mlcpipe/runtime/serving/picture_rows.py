@@ -12,7 +12,7 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.memory import PICTURE_ROWS_BYTES
+from mlcpipe.bundle.memory import PICTURE_ROWS_BYTES, tower_pages
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError
 from mlcpipe.runtime.loading import LoadedBundle
@@ -20,7 +20,7 @@ from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from mlcpipe.runtime.serving.step import PrefillRows
 from mlcpipe.vision.processors.picture import Floats, Ints, Picture, picture_row
-from tir_schedules.step_layout import PAGE
+from tir_schedules.step_layout import PAGE, SECOND
 
 
 class PictureRows:
@@ -34,13 +34,14 @@ class PictureRows:
         assert info is not None
         self.info, self._device, self._bundle = info, bundle.device, bundle
         self._encode = bundle.library.vm["encode_picture"]
-        self._patches = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}").patches
+        processor = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}")
+        self._patches, self._windows = processor.patches, getattr(processor, "windows", None)
         self._kept: OrderedDict[tuple[int, int], Floats] = OrderedDict()
         self.encoded = 0  # tiles since the start
         self._step = StepBuffer()
         with self._device.errors():
-            handle, pages = self._device.handle, -(-info.rows * info.merged // PAGE)
-            self._pages = tvm_ffi.convert([tvm_runtime.empty((pages, info.page_bytes), "int8", handle)])
+            handle = self._device.handle
+            self._pages = tvm_ffi.convert([tvm_runtime.empty((tower_pages(info), info.page_bytes), "int8", handle)])
             self._out = tvm_runtime.empty((info.rows, info.width), "float32", handle)
 
     def encode(self, rows: Iterable[PrefillRows]) -> None:
@@ -81,10 +82,12 @@ class PictureRows:
         self.encoded += 1
         patches, places = self._patches(picture.tiles[tile], self.info)
         device, rows_of_it = self._device, len(patches)
-        count = rows_of_it * self.info.merged
-        one = Sequence(0, ScheduledRequest((0,) * count, 1), [array("i", range(-(-count // PAGE)))], [0])
+        step = self._step_of([rows_of_it * self.info.merged])
+        if self._windows is not None:
+            step[SECOND] = len(step)
+            step = np.concatenate([step, self._step_of(self._windows(picture.tiles[tile], self.info))])
         with device.errors():
-            inputs: list[NDArray[np.float32] | Ints] = [patches, places, self._step.fill([Span(one, 0, count)])]
+            inputs: list[NDArray[np.float32] | Ints] = [patches, places, step]
             out = tvm_runtime.view(self._out, (rows_of_it, self.info.width))
             self._encode(*map(device.tensor, inputs), out, self._pages, self._bundle.params)
             rows: Floats = tvm_runtime.array(device.read(out)).copy()
@@ -93,6 +96,17 @@ class PictureRows:
                 "the tower computed numbers that are not finite", next_step="get the checkpoint again and compile it"
             )
         return rows
+
+    def _step_of(self, counts: Iterable[int]) -> Ints:
+        """A step of so many patches each, which attend to each other."""
+        spans, page = list[Span](), 0
+        for number, count in enumerate(counts):
+            pages = range(page, page + -(-count // PAGE))
+            one = Sequence(number, ScheduledRequest((0,) * count, 1), [array("i", pages)], [0])
+            spans.append(Span(one, 0, count))
+            page = pages.stop
+        step: Ints = self._step.fill(spans).copy()
+        return step
 
 
 def _tokens(one: PrefillRows) -> list[int]:

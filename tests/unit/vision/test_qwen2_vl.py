@@ -15,15 +15,16 @@ pytest.importorskip("transformers", reason="the references are transformers proc
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel, Qwen3VLTextRotaryEmbedding
-from transformers.vision_utils import get_vision_position_ids
+from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from mlcpipe.bundle import VisionInfo
+from mlcpipe.bundle.memory import tower_pages
 from mlcpipe.errors import ConfigError, UsageError
 from mlcpipe.nn import mrope
 from mlcpipe.runtime.serving.picture_positions import moved_by
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from mlcpipe.vision import build_tower
-from mlcpipe.vision.processors import qwen2_vl
+from mlcpipe.vision.processors import qwen2_5_vl, qwen2_vl
 from mlcpipe.vision.processors.picture import Picture
 
 SIZES = [(1, 1), (1, 200), (200, 1), (37, 53), (8, 8), (20, 12), (28, 20), (64, 64), (97, 31), (3, 300), (250, 249)]
@@ -110,6 +111,24 @@ def test_pairs_turn_as_in_transformers(sections: tuple[int, int, int]) -> None:
     rope = SimpleNamespace(mrope_section=list(sections))
     expected = Qwen3VLTextRotaryEmbedding.recomposition_frequencies(rope, axes)[0, :pairs]
     assert list(mrope.interleaved(sections)(pairs)) == expected.tolist()
+
+
+def test_windows_are_those_of_transformers() -> None:
+    """Of pictures of any size; their pages are never more than the memory plan has."""
+    vision = {"hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4, "depth": 9, "window_size": 32}
+    whole = {"model_type": "qwen2_5_vl", "vision_config": {**vision, "fullatt_block_indexes": [7]}, "hidden_size": 64}
+    info = build_tower(whole, CONFIG).info
+    for size in (*SIZES, (8, 1600), (1600, 8), (60, 260)):
+        tile, side = np.zeros((*qwen2_vl.smart_resize(*size, 8, 256, 4096), 3), np.uint8), info.settings["window"]
+        grid = torch.tensor([[1, tile.shape[0] // 4, tile.shape[1] // 4]])
+        order, ends = get_vision_window_index(grid, 2, side * 8, 4)
+        assert qwen2_5_vl.windows(tile, info) == np.diff(ends.numpy()).tolist(), size
+        made, places = qwen2_5_vl.patches(tile, info)
+        plain = qwen2_vl.patches(tile, info.model_copy(update={"places": 4}))[1].reshape(-1, 4, 4)
+        assert made.shape == (len(order), 4 * info.numbers)
+        np.testing.assert_array_equal(places.reshape(-1, 4, 5)[:, :, :4], plain[order.numpy()])
+        np.testing.assert_array_equal(places.reshape(-1, 4, 5)[:, 0, 4], np.argsort(order.numpy()))
+        assert sum(-(-count // 16) for count in qwen2_5_vl.windows(tile, info)) <= tower_pages(info)
 
 
 def test_what_is_refused() -> None:

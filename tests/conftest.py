@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mlcpipe.support.private import private_folder
 from tests.once import once, shared_folder, shared_work  # noqa: F401  fixtures
 from tests.tiers import (  # noqa: F401  hooks
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_ignore_collect,
     pytest_runtest_call,

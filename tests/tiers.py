@@ -11,6 +11,7 @@ With MLCPIPE_TEST_TOOLS=all, as in CI, where all tools are installed, a test tha
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections import Counter, defaultdict
@@ -101,6 +102,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{test}: {marker} names {sorted(names)}, but its cases are {sorted(seen[test])}")
     if tier := TIERS.get(config.option.markexpr):
         items[:] = [items[i] for i in ledger.longest_first(tier, [item.nodeid for item in items])]
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector leaves alone what collecting has made, millions of objects: else it reads them all again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -50,12 +50,12 @@ REFUSED_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("fields", "word"), REFUSED_EVERYWHERE, ids=lambda value: str(value)[:40])
-def test_refused_in_every_family(family: str, fields: dict[str, Any], word: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build_model({**config(family), **fields})
-    assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_refused_in_every_family(family: str) -> None:
+    for fields, word in REFUSED_EVERYWHERE:
+        with pytest.raises(ConfigError) as caught:
+            build_model({**config(family), **fields})
+        assert word in str(caught.value), fields
+        assert "\n" not in str(caught.value), fields
 
 
 # Fields that change the result of the families that have them.
@@ -128,23 +128,24 @@ rwkv7.register()
 DEFAULTS = {family: AutoConfig.for_model(family).to_dict() for family in FAMILIES}
 
 
-@pytest.mark.parametrize(
-    ("family", "fields"),
-    [
-        (family, fields)
-        for family, default in DEFAULTS.items()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_field_is_honoured_or_refused(family: str) -> None:
+    default = DEFAULTS[family]
+    changing = [
+        fields
         for fields in [*CHANGING, *(own for own in OWN if next(iter(own)) in default)]
         if any(default.get(name) != value for name, value in fields.items())
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_field_is_honoured_or_refused(family: str, fields: dict[str, Any]) -> None:
-    try:
-        found = build(family, **fields)
-    except ConfigError as error:
-        assert any(name in str(error) for name in (*fields, "partial_rotary_factor", "longrope", "full_attention"))
-    else:
-        assert traits(found) != traits(build(family))
+    ]
+    assert len(changing) > 5
+    plain = traits(build(family))
+    for fields in changing:
+        try:
+            found = build(family, **fields)
+        except ConfigError as error:
+            others = ("partial_rotary_factor", "longrope", "full_attention")
+            assert any(name in str(error) for name in (*fields, *others)), fields
+        else:
+            assert traits(found) != plain, fields
 
 
 # (family, fields, words that the error must contain)

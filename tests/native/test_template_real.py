@@ -1,4 +1,4 @@
-"""The 70 templates of llama.cpp render in C++ what they render in Python, 200 conversations each."""
+"""The 70 templates of llama.cpp render in C++ what they render in Python, 50 conversations each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.native.templates import NOW, NativeTemplate, build
 from tests.unit.text import real_templates
 
 pytestmark = pytest.mark.full
-CONVERSATIONS = 200
+CONVERSATIONS = 50
 
 
 @pytest.fixture(scope="module")

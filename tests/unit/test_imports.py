@@ -35,15 +35,25 @@ def modules(package: str) -> list[Path]:
     return sorted(path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """Dotted names of all imported modules, wherever the statement stands, and of `import_module("...")`."""
+def imports(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """The nodes that import, wherever they stand: `import`, `from`, `import_module("...")`."""
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        or (isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__") and node.args)
+    )
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Dotted names of all modules that nodes of `imports` import."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__") and node.args:
+        elif isinstance(node, ast.Call):
             names |= {text.split(".{")[0] for text in [_text(node.args[0])] if text}
     return names
 
@@ -63,15 +73,20 @@ def tops(names: Iterable[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 @functools.cache
+def importing(path: Path) -> tuple[ast.AST, ...]:
+    """`imports` of a file. All trees together would be a gigabyte, which the garbage collector would read."""
+    return imports(parse(path))
+
+
+@functools.cache
 def imports_of(path: Path) -> frozenset[str]:
     """`imported` of a file."""
-    return frozenset(imported(parse(path)))
+    return frozenset(imported(importing(path)))
 
 
 # Rooms of mlcpipe from bottom to top. A room may import those below its own line, and nothing of its line but itself.
@@ -108,15 +123,15 @@ def room(module: str) -> str:
     return "api" if module in ("mlcpipe", "mlcpipe.loading") else module.split(".")[1]
 
 
-def imported_modules(tree: ast.AST, known: set[str]) -> set[str]:
+def imported_modules(nodes: Iterable[ast.AST], known: set[str]) -> set[str]:
     """The modules of mlcpipe that are imported anywhere: `from mlcpipe.support import debug` is debug."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
             full = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
             names |= {name if name in known else node.module for name in full.values()}
-        elif isinstance(node, (ast.Import, ast.Call)):
-            names |= imported(node)
+        else:
+            names |= imported([node])
     return {name for name in names if tops({name}) == {"mlcpipe"}}
 
 
@@ -130,12 +145,12 @@ def test_imports_point_one_way(package: str) -> None:
 
 def test_layers_point_down() -> None:
     """Every import of mlcpipe, also inside functions and for type checking, is of the same room or a lower one."""
-    files = {module_name(path): parse(path) for path in modules("mlcpipe")}
+    files = {module_name(path): importing(path) for path in modules("mlcpipe")}
     assert {room(name) for name in files} == set(HEIGHT)
     upward = [
         f"{name} imports {used}"
-        for name, tree in files.items()
-        for used in sorted(imported_modules(tree, set(files)))
+        for name, nodes in files.items()
+        for used in sorted(imported_modules(nodes, set(files)))
         if room(used) != room(name) and HEIGHT[room(used)] >= HEIGHT[room(name)]
     ]
     assert upward == []
@@ -147,8 +162,8 @@ CIRCLES = ({"mlcpipe", "mlcpipe.loading"},)
 
 def test_no_module_imports_itself_through_others() -> None:
     """Wherever imports stand, also inside functions and for type checking: no circles of files but `CIRCLES`."""
-    files = {module_name(path): parse(path) for path in modules("mlcpipe")}
-    graph = {name: imported_modules(tree, set(files)) - {name} for name, tree in files.items()}
+    files = {module_name(path): importing(path) for path in modules("mlcpipe")}
+    graph = {name: imported_modules(nodes, set(files)) - {name} for name, nodes in files.items()}
     for circle in CIRCLES:
         with pytest.raises(graphlib.CycleError):  # else it leaves the list
             _sorted({name: graph[name] & circle for name in circle})
@@ -166,8 +181,12 @@ def test_layers_are_read_from_every_kind_of_import() -> None:
     text = (
         "from mlcpipe.support import debug\ndef f():\n    from mlcpipe.web.site import write\n    import mlcpipe.cli\n"
     )
-    assert imported_modules(ast.parse(text), known) == {"mlcpipe.support.debug", "mlcpipe.web.site", "mlcpipe.cli"}
-    assert imported_modules(ast.parse("from mlcpipe import Engine"), known) == {"mlcpipe"}
+    assert imported_modules(imports(ast.parse(text)), known) == {
+        "mlcpipe.support.debug",
+        "mlcpipe.web.site",
+        "mlcpipe.cli",
+    }
+    assert imported_modules(imports(ast.parse("from mlcpipe import Engine")), known) == {"mlcpipe"}
 
 
 def test_the_reader_of_imports_sees_all_of_them() -> None:
@@ -175,7 +194,7 @@ def test_the_reader_of_imports_sees_all_of_them() -> None:
         "import a.b\nfrom c import d\nfrom . import e\n"
         "def f():\n    from g.h import i\n    importlib.import_module(f'j.{x}.k')\n"
     )
-    assert tops(imported(ast.parse(text))) == {"a", "c", "g", "j"}
+    assert tops(imported(imports(ast.parse(text)))) == {"a", "c", "g", "j"}
 
 
 _GUESSED = {"pillow": {"PIL"}}  # packages of what is not installed, where their name is another
@@ -268,7 +287,7 @@ def test_light_parts_do_not_load_tvm_at_the_top(part: str) -> None:
     assert files
     for path in files:
         statements = [node for node in parse(path).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        names = {name for name in imported(ast.Module(list(statements), [])) if not name.startswith(TABLES)}
+        names = {name for name in imported(statements) if not name.startswith(TABLES)}
         found = tops(names) & {"tvm", "tir_schedules", "torch", "transformers"}
         if found:
             wrong[str(path.relative_to(ROOT))] = sorted(found)

@@ -408,6 +408,7 @@ def test_a_norm_of_three_dimensions_is_left_to_tvm() -> None:
 
 
 @pytest.mark.fast_cases("-q4f16_1", "split_weights-q4f16_1", "fuse_dequantize-q4f16_1", "fuse_dequantize-q0f32")
+@pytest.mark.full_cases("fuse_dequantize-q3f16_1")
 @pytest.mark.parametrize(
     ("last", "scheme"),
     [

@@ -60,8 +60,8 @@ def errors_at(model: type[Body], field: str, value: Any) -> int:
 @pytest.mark.parametrize(("model", "field"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
 def test_the_first_wrong_item_ends_the_check(model: type[Body], field: str) -> None:
     """Wherever a list or a mapping may be: pydantic would make an error for each item."""
-    lists: list[Any] = [["\0"] * 5_000, [["\0", {}] * 2_500], [[{}] * 2_500], [{}, 1] * 2_500, [None] * 5_000]
-    found = [errors_at(model, field, value) for value in (*lists, {f"a{i}": [] for i in range(5_000)})]
+    lists: list[Any] = [["\0"] * 500, [["\0", {}] * 250], [[{}] * 250], [{}, 1] * 250, [None] * 500]
+    found = [errors_at(model, field, value) for value in (*lists, {f"a{i}": [] for i in range(500)})]
     assert any(found) and max(found) < 10
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 from mlcpipe.checkpoint.text_tower import TOWERS
 from mlcpipe.encoders import encoder_of, encoder_types
 from mlcpipe.errors import ConfigError
-from mlcpipe.models import gguf_families, model_types
+from mlcpipe.models import diffusion_types, gguf_families, model_types
 from mlcpipe.nn.config import Fields
 from mlcpipe.vision import has_tower
 
@@ -90,6 +90,13 @@ def page() -> str:
         " within 1e-4 in prefill and in steps, and so do greedy tokens. Fields that are refused have another meaning"
         " than the one that is built: such a model is refused by name, with the field.",
         _table("family | what it is | models | GGUF | refused unless neutral", _families()),
+        "## Families that write text by diffusion",
+        "Their models decide blocks of tokens; [Text by diffusion](diffusion.md) says how. Files are in"
+        " `mlcpipe/models/diffusion`.",
+        _table(
+            "family | what it is | models",
+            ((f"`{name}`", *_about("models.diffusion", name)) for name in diffusion_types()),
+        ),
         "## Text models inside others",
         "Of a model of pictures the text model is read, with its own family. Those that see do so in Python on CPUs;"
         " elsewhere, and for the others, pictures are refused.",

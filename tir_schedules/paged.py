@@ -17,7 +17,7 @@ from tir_schedules.step_layout import ITEM_BITS as ITEM_BITS
 from tir_schedules.step_layout import PAGE as PAGE
 from tir_schedules.step_layout import QUANTIZED as QUANTIZED
 
-_FLAGS = ("all_slide", "sinks", "latent", "queries_only", "picked_rows")
+_FLAGS = ("all_slide", "sinks", "latent", "queries_only", "picked_rows", "ahead")
 BIAS_MARGIN = 64  # keys of a block
 _LEAST_GROUP = 16  # dimensions of q4 that share a scale and are rotated together, at least
 
@@ -41,7 +41,8 @@ class Heads:
     `sinks`: each query head has a logit of a key whose value is 0. `page_group`: of the pages of this layer.
     `queries_only`: rows have neither K nor V, as they attend to what another layer keeps. `picked_rows`: they are only
     some rows of the step, which an argument says. `distances`: scores get biases, an argument f32[num_heads, n] whose
-    columns `biases_of_distances` lists (encoders on CPUs).
+    columns `biases_of_distances` lists (encoders on CPUs). `ahead`: a row sees as many keys as the step says, those
+    after its own among them (text by diffusion, on CPUs).
     For TVM's cache: `sliding_window` is that of the layers which have one, `all_slide` says that every layer does.
     """
 
@@ -60,6 +61,7 @@ class Heads:
     queries_only: bool = False
     picked_rows: bool = False
     distances: int = 0
+    ahead: bool = False
 
     @property
     def v_dim(self) -> int:
@@ -143,7 +145,7 @@ class Heads:
         values = {field.name: getattr(self, field.name) for field in fields(Heads)}
         if self.activation_dtype == "float32":
             del values["activation_dtype"]
-        for name in ("sinks", "page_group", "value_dim", "latent", "queries_only", "picked_rows", "distances"):
+        for name in (*_FLAGS[1:], "page_group", "value_dim", "distances"):
             if not values[name]:
                 del values[name]
         return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}

@@ -54,6 +54,14 @@ def _i32(name: str, *shape: str | int) -> TensorType:
     return TensorType(name, "int32", shape)
 
 
+_DRAWN_FROM = (
+    _f32("logits", "b", 1, "V"),
+    _f32("temperature", "b"),
+    _f32("top_p", "b"),
+    _i32("top_k", "b"),
+    _f32("min_p", "b"),
+    _f32("uniform", "b"),
+)
 SIGNATURES: Mapping[str, Signature] = {
     signature.name: signature
     for signature in (
@@ -63,16 +71,12 @@ SIGNATURES: Mapping[str, Signature] = {
         # -1 for a row with NaN or infinity, or with minus infinity alone.
         Signature(
             "sample",
-            (
-                _f32("logits", "b", 1, "V"),
-                _f32("temperature", "b"),
-                _f32("top_p", "b"),
-                _i32("top_k", "b"),
-                _f32("min_p", "b"),
-                _f32("uniform", "b"),
-            ),
+            _DRAWN_FROM,
             (_i32("token", "b"),),
         ),
+        # As `sample`, and the probability of the token among those that could be drawn; with temperature 0 among all,
+        # at temperature 1; 0 where the token is -1. In place of `sample` in libraries that denoise blocks.
+        Signature("sample_with_confidence", _DRAWN_FROM, (_i32("token", "b"), _f32("confidence", "b"))),
         # Temperature 0 is the one-hot limit. NaN for a row with NaN or infinity.
         Signature(
             "softmax_with_temperature",
@@ -130,7 +134,13 @@ SIGNATURES: Mapping[str, Signature] = {
 FORBID = Signature("forbid_inplace", (_f32("logits", "b", 1, "V"),))
 
 
-def sampling_names(own_pages: bool) -> tuple[str, ...]:
-    """The functions that a library's host calls: our runtime, which owns pages, has one to draw, MLC's have three."""
-    others = ("softmax_with_temperature", "argsort_probs", "sample_with_top_p") if own_pages else ("sample",)
+def sampling_names(own_pages: bool, *, blocks: bool = False) -> tuple[str, ...]:
+    """The functions that a library's host calls: our runtime, which owns pages, has one to draw, MLC's have three.
+
+    `blocks`: they are denoised.
+    """
+    others: tuple[str, ...] = ("sample", "sample_with_confidence")
+    if own_pages:
+        unused = "sample" if blocks else "sample_with_confidence"
+        others = ("softmax_with_temperature", "argsort_probs", "sample_with_top_p", unused)
     return tuple(name for name in SIGNATURES if name not in others)

@@ -13,6 +13,7 @@ from tir_schedules.step_layout import (
     PLACE,
     POSITION,
     ROW_BEGIN,
+    SEES,
     SEQUENCE,
     SEQUENCES,
     SLOT_OF_ROW,
@@ -60,6 +61,10 @@ class Step:
     def keys(self, s: Expr) -> Expr:
         """The keys of sequence s, with those of this step."""
         return self._at(KEYS, s)
+
+    def sees(self, row: Expr) -> Expr:
+        """How many keys of its sequence a row sees. Only where `Heads.ahead` says so."""
+        return self._at(SEES, row)
 
     def page(self, s: Expr, i: Expr) -> Expr:
         """The page of tokens 16 i ... 16 i + 15 of sequence s."""

@@ -31,17 +31,22 @@ MAX_MANIFEST_BYTES = 8 << 20
 MAX_MANIFEST_VALUES = 200_000  # a model of 405 billion parameters has 2,000 parameters and 6,400 shards: 60,000
 
 
-def _common(own_pages: bool) -> tuple[str, ...]:
-    return (*(str(SIGNATURES[name]) for name in sampling_names(own_pages)), "_metadata() -> str")
+def _common(own_pages: bool, *, blocks: bool = False) -> tuple[str, ...]:
+    return (*(str(SIGNATURES[name]) for name in sampling_names(own_pages, blocks=blocks)), "_metadata() -> str")
+
+
+_PREFILL = "prefill(tokens: i32[n], rows: i32[r], step: i32[k], logits: f32[r, V], states, params) -> logits"
+_COPY_PAGES = "copy_pages(pairs: [i32[c, 2] of each group], states) -> states"
 
 
 ENTRY_POINTS: dict[str, tuple[str, ...]] = {
     "pages": (
         "decode(tokens: i32[b], step: i32[k], logits: f32[b, V], states, params) -> logits",
-        "prefill(tokens: i32[n], rows: i32[r], step: i32[k], logits: f32[r, V], states, params) -> logits",
-        "copy_pages(pairs: [i32[c, 2] of each group], states) -> states",
+        _PREFILL,
+        _COPY_PAGES,
         *_common(own_pages=True),
     ),
+    "blocks": (_PREFILL, _COPY_PAGES, *_common(own_pages=True, blocks=True)),
     "texts": (
         "embed_texts(tokens: i32[n], types: i32[n], rows: i32[r], step: i32[k], embeddings: f32[r, d], states, params)"
         " -> embeddings",
@@ -60,7 +65,8 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
 }
 """Signatures of the library functions that a host calls, by who owns the KV cache; part of the ABI hash.
 
-`pages`: the runtime, as `tir_schedules/step_layout.py` says; `texts`, of models that embed them. `tvm`: TVM's object,
+`pages`: the runtime, as `tir_schedules/step_layout.py` says; `blocks`, of models that denoise them; `texts`, of models
+that embed them. `tvm`: TVM's object,
 as MLC's published contract says.
 """
 
@@ -262,6 +268,28 @@ class VisionInfo(Frozen):
     page_bytes: Positive
 
 
+MAX_BLOCK = 64
+
+
+class DiffusionInfo(Frozen):
+    """Text by diffusion: an answer is made block after block, and within a block in any order.
+
+    A block begins as masks. Each step proposes a token for every mask, and keeps those more probable than `threshold`,
+    or else the most probable ones, so many that `steps` steps suffice.
+    """
+
+    mask: Count = Field(description="token of a place that is not decided")
+    block: Annotated[int, Field(ge=1, le=MAX_BLOCK)] = Field(description="tokens of a block, which see each other")
+    steps: Annotated[int, Field(ge=1, le=MAX_BLOCK)] = Field(description="most steps of a block")
+    threshold: Annotated[float, Field(gt=0, le=1)]
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> DiffusionInfo:
+        if MAX_BLOCK % self.block or self.steps > self.block:
+            raise ValueError(f"expected a block that divides {MAX_BLOCK}, and no more steps than it has tokens")
+        return self
+
+
 class ModelInfo(Frozen):
     """The model's shape; lengths in tokens."""
 
@@ -292,6 +320,7 @@ class ModelInfo(Frozen):
     eagle: EagleInfo | None = None
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
     vision: VisionInfo | None = Field(default=None, description="of models that see pictures")
+    diffusion: DiffusionInfo | None = Field(default=None, description="of models that denoise blocks")
     gathered: Names = Field(
         default=(),
         description="parameters of which functions take the rows of their tokens alone, row 0 for tokens beyond them",

@@ -10,7 +10,7 @@ from mlcpipe.nn.names import CheckpointNames
 
 def names_of(config: Mapping[str, Any]) -> CheckpointNames:
     """The names of the family of a config.json; Llama's where it is none of the decoders."""
-    from mlcpipe.models import checkpoint_names, model_types
+    from mlcpipe.models import checkpoint_names, diffusion_types, model_types
 
     kind = config.get("model_type")
-    return checkpoint_names(kind) if kind in model_types() else CheckpointNames()
+    return checkpoint_names(kind) if kind in [*model_types(), *diffusion_types()] else CheckpointNames()

@@ -105,6 +105,8 @@ def prepare_model(
         model.tower = build_tower(pictures.config, pictures.preprocessor)
         model.tower.dtype = model.tower.kv_dtype = target.activation_dtype
         model.tower.kernels = target.kernels
+    if model.facts.diffusion is not None and not encoder:
+        _check_denoises(target, draft_head)
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
     usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)
@@ -116,6 +118,14 @@ def prepare_model(
     if not target.own_pages:
         model.check_uniform(target.name)
     return model
+
+
+def _check_denoises(target: Target, draft_head: DraftHead | None) -> None:
+    """Raises TargetError for a target without the kernels, or whose hosts write one token after the other."""
+    if target.kernels != "cpu" or not target.own_pages or target.archive or target.in_browsers:
+        raise TargetError("no text by diffusion", where=target.name, expected="a CPU with Python, such as cpu")
+    if draft_head is not None:
+        raise ConfigError("a draft head is for models that write one token after the other", where=draft_head.path)
 
 
 def pictures_of(checkpoint: Checkpoint, target: Target, *, encoder: bool) -> PictureTower | None:
@@ -150,8 +160,9 @@ def context_length(model: LanguageModel, target: Target, wanted: int | None) -> 
     """
     max_tokens = _cached_tokens(model, target)
     length = min(model.facts.context_length, max_tokens) if wanted is None else wanted
-    if not 16 <= length <= 1 << 24:
-        raise ConfigError("context length", expected="16 to 16777216 tokens", found=length)
+    least = 16 if model.facts.diffusion is None else max(16, 2 * model.facts.diffusion.block)
+    if not least <= length <= 1 << 24:
+        raise ConfigError("context length", expected=f"{least} to 16777216 tokens", found=length)
     if length > (model.facts.bound or length):
         expected = (
             f"at most {model.facts.bound} tokens for {model.facts.model_type}, which attends within chunks of them"
@@ -196,7 +207,7 @@ def export(
 ) -> Lowering:
     """The IRModule with all entry points and the weight table, before any pass.
 
-    `variant` None is the target's best. Ids in the ranges [begin, end) of `no_tokens` are never drawn.
+    `variant` None is the target's best. Ids in the ranges [begin, end) of `no_tokens` are never drawn, nor is a mask.
     """
     vocab = model.facts.vocab_size
     mod, params = model.export_tvm(spec=entry_points(model, target.own_pages))
@@ -204,7 +215,9 @@ def export(
     if isinstance(model, TextEncoder):
         rows = chunk
     else:
-        mod = _with_sampling(mod, target, vocab, no_tokens)
+        mask = [] if model.facts.diffusion is None else [model.facts.diffusion.mask]
+        no_tokens = [*no_tokens, *((one, one + 1) for one in mask)]
+        mod = _with_sampling(mod, target, vocab, no_tokens, blocks=bool(mask))
     tower = model.tower if isinstance(model, CausalLM) else None
     most = {} if tower is None else {**tower.bounds(), "e": chunk}
     return Lowering(
@@ -219,7 +232,7 @@ def export(
 
 
 def _with_sampling(
-    mod: tvm.IRModule, target: Target, vocab_size: int, no_tokens: Sequence[tuple[int, int]]
+    mod: tvm.IRModule, target: Target, vocab_size: int, no_tokens: Sequence[tuple[int, int]], *, blocks: bool
 ) -> tvm.IRModule:
     """Add the sampling functions: in-place kernels as they are, the others wrapped to return their outputs."""
     kernels = importlib.import_module(f"tir_schedules.{target.kernels}.sampling")
@@ -229,7 +242,7 @@ def _with_sampling(
         bb.add_func(kernels.forbid_inplace(vocab_size, no_tokens[at : at + _RANGES]), f"{FORBID.name}_kernel")
         for at in range(0, len(no_tokens), _RANGES)
     ]
-    for name in sampling_names(target.own_pages):
+    for name in sampling_names(target.own_pages, blocks=blocks):
         func = functions[name]
         if name.endswith("_inplace"):
             bb.update_func(bb.add_func(func, name), func.with_attr("global_symbol", name))

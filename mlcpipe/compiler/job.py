@@ -109,6 +109,8 @@ def lower(
     checkpoint = checkpoint if seen is None else with_pictures(checkpoint)
     if adapters and embedding is not None:
         raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
+    if adapters and model.facts.diffusion is not None:
+        raise ConfigError("adapters are for models that write one token after the other", where=checkpoint.name)
     context, chunk = lengths(model, target, checkpoint, context)
     tokenizer = _tokenizer(checkpoint, encoder) if like is None else like.tokenizer
     variants = compiled_variants(target)

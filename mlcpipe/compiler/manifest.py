@@ -140,6 +140,7 @@ def model_info(job: Job) -> ModelInfo:
         eagle=job.eagle,
         embedding=job.embedding,
         vision=job.vision,
+        diffusion=f.diffusion,
         gathered=tuple(name for weight in job.state.weights for name in weight.gathered_arrays()),
     )
 
@@ -226,6 +227,13 @@ def _kernels(libraries: Sequence[BuiltLibrary]) -> tuple[KernelInfo, ...]:
     )
 
 
+def _host_of(job: Job) -> str:
+    """Which of ENTRY_POINTS the library has."""
+    if job.embedding:
+        return "texts"
+    return "blocks" if job.facts.diffusion else job.target.kv_cache
+
+
 def manifest(
     libraries: Sequence[BuiltLibrary], files: Mapping[str, FileInfo], writer: LibraryWriter, fitted_to: Sequence[str]
 ) -> Manifest:
@@ -240,7 +248,7 @@ def manifest(
         model=model_info(job),
         quantization=job.plan.name,
         weight_layout=state.layout.name,
-        entry_points=ENTRY_POINTS["texts" if job.embedding else job.target.kv_cache],
+        entry_points=ENTRY_POINTS[_host_of(job)],
         params=tuple(param_infos(state.weights)),
         memory_plan=_memory_plan(job),
         states=job.states,

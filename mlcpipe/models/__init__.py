@@ -1,4 +1,4 @@
-"""Model families, one file each, named after Hugging Face's `model_type`."""
+"""Model families, one file each, named after Hugging Face's `model_type`; `diffusion` has those that denoise blocks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,17 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def model_types() -> list[str]:
-    """The supported families, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    """The supported families whose models write one token after the other, sorted."""
+    return _files(Path(__file__).parent)
+
+
+def diffusion_types() -> list[str]:
+    """The supported families whose models denoise blocks, sorted."""
+    return _files(Path(__file__).parent / "diffusion")
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg)
 
 
 def gguf_families() -> dict[str, GgufFamily]:
@@ -41,11 +50,12 @@ def checkpoint_names(model_type: str) -> CheckpointNames:
 def build_model(config: Mapping[str, Any]) -> CausalLM:
     """The module for a config.json. Raises ConfigError for an unknown family or unsupported field."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not _NAME.fullmatch(model_type) or model_type not in model_types():
+    known = [*model_types(), *diffusion_types()]
+    if not isinstance(model_type, str) or not _NAME.fullmatch(model_type) or model_type not in known:
         raise ConfigError(
             "unknown architecture",
             where="config.json model_type",
-            expected=f"one of the {len(model_types())} in docs/families.md, such as llama or qwen3",
+            expected=f"one of the {len(known)} in docs/families.md, such as llama or qwen3",
             found=repr(model_type),
             next_step="take a model of one of these; a GGUF file of this one does not help",
         )
@@ -66,4 +76,5 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
 
 
 def _module(model_type: str) -> Any:
-    return importlib.import_module(f"mlcpipe.models.{model_type}")
+    folder = "diffusion." if model_type in diffusion_types() else ""
+    return importlib.import_module(f"mlcpipe.models.{folder}{model_type}")

@@ -9,7 +9,7 @@ from mlcpipe.errors import ConfigError
 
 _T = TypeVar("_T")
 MAX_SIZE = 1 << 24
-_CAUSAL = ("ForCausalLM", "LMHeadModel")  # how the names of classes end
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ModelLM")  # how the names of classes end
 
 # Fields that change the result of families that have them, with the neutral values that do not.
 _CHANGES_RESULT: Mapping[str, tuple[Any, ...]] = {
@@ -164,7 +164,7 @@ def check_architecture(config: Fields) -> None:
         raise ConfigError(
             "architecture",
             where="config.json architectures",
-            expected="a ...ForCausalLM or ...LMHeadModel",
+            expected="a ...ForCausalLM, ...LMHeadModel or ...ModelLM",
             found=_short(names),
         )
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tvm.relax.frontend import nn
 
+from mlcpipe.bundle.manifest import DiffusionInfo
 from mlcpipe.bundle.states import State
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
@@ -23,6 +24,7 @@ class ModelFacts:
 
     `ropes[rope_of[i]]` has the frequencies of layer i. `logit_softcap` bounds logits (0: none). `embedding_scale`
     multiplies embeddings, `logit_scale` logits. The definition holds up to `bound` tokens (0: without end).
+    `diffusion`: how a model that denoises blocks does it.
     """
 
     model_type: str
@@ -37,6 +39,7 @@ class ModelFacts:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     bound: int = 0
+    diffusion: DiffusionInfo | None = None
 
 
 def blocks_of(module: nn.Module, kind: type) -> Iterator[Any]:
@@ -86,6 +89,7 @@ class LanguageModel(nn.Module):
             options["activation_dtype"] = self.dtype
         options |= {"value_dim": of.value_dim, "latent": of.latent, "sinks": of.sinks, "page_group": group}
         options |= {"queries_only": of.reads is not None, "distances": of.distances}
+        options |= {"ahead": self.facts.diffusion is not None}
         return shape(of.num_heads, of.num_kv_heads, of.head_dim, self.kv_dtype, of.softcap, **options)
 
     def attention_state(self, of: AttentionSpec, name: str, *layers: int) -> State:

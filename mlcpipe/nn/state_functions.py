@@ -1,6 +1,7 @@
 """The functions of a language model over states that the runtime owns: `prefill`, `decode`, `copy_pages`.
 
-`step` and `states` are those of `StepStates`; a forward adds its tokens to the states.
+`step` and `states` are those of `StepStates`; a forward adds its tokens to the states. A model that denoises blocks has
+no `decode`: all its rows have the arithmetic of prompts.
 """
 
 from __future__ import annotations
@@ -132,6 +133,8 @@ def specs(model: CausalLM) -> dict[str, Any]:
             "pictures": tensor(["e", model.tower.info.width], "float32"),
         }
         forwards |= {"prefill_pictures": {**forwards["prefill"], **pictures}, **model.tower.spec()}
+    if model.facts.diffusion is not None:
+        del forwards["decode"]
     head = model.draft_head
     if head is None:
         return forwards

@@ -14,7 +14,7 @@ from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, model_functions, r
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.weights.table import Weight, join
 
-_DECODE = ("decode", "embed_texts")
+_STEPS = ("decode", "embed_texts", "prefill")  # the first that a model has
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ def _weight_of(work: Rebuild, value: relax.Expr) -> relax.Var | None:
 
 
 def _groups(state: Lowering) -> list[_Group]:
-    """Groups of two or more quantizable matrices that multiply one variable in a decode step."""
-    _, func = next((gv, f) for gv, f in model_functions(state.mod) if gv.name_hint in _DECODE)
+    """Groups of two or more quantizable matrices that multiply one variable in a step."""
+    functions = {gv.name_hint: func for gv, func in model_functions(state.mod)}
+    func = next(functions[name] for name in _STEPS if name in functions)
     index_of = {var: i for i, var in enumerate(weight_params(func))}
     transposed: dict[relax.Var, int] = {}
     by_input: dict[relax.Var, list[int]] = {}

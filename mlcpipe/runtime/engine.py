@@ -25,6 +25,7 @@ from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import Completion, SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer, AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable
+from mlcpipe.runtime.serving.denoised import check_options
 from mlcpipe.runtime.serving.open_drafts import draft_source, open_draft_model
 from mlcpipe.runtime.shared_loop import SharedLoop
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
@@ -85,6 +86,8 @@ class Engine:
             raise UsageError("draft", expected="lookup, or off without a draft model", found=repr(draft))
         heads = loaded.manifest.model.eagle is not None or loaded.manifest.model.draft_heads
         drafts = (draft or ("off" if draft_model is None and not heads else "lookup")) == "lookup"
+        how = loaded.manifest.model.diffusion
+        check_options(how, context_shift=context_shift, drafts=draft == "lookup" or draft_model is not None)
         model = LoadedModel(loaded, None if adapter is None else Path(adapter), drafts=drafts)
         source = None
         if drafts or draft_model is not None:

@@ -64,7 +64,9 @@ class LoadedModel:
         self._logits: Any = None
 
     def check_savable(self) -> None:
-        """Raises UsageError for a sequence whose keys and values only an adapter's own engine could continue."""
+        """Raises UsageError for a sequence whose keys and values only this engine could continue."""
+        if self._info.diffusion is not None:
+            raise UsageError("a chat in blocks that are denoised is neither saved nor continued from a file")
         if self.adapter is not None:
             raise UsageError("a chat with an adapter is neither saved nor continued from a file")
 
@@ -131,6 +133,7 @@ class LoadedModel:
         Raises UsageError for ids outside the vocabulary, and when the context is full; ComputeError, which names the
         layer, where the logits are not finite.
         """
+        self._check_next_token()
         self.check_fits(len(tokens))
         ids = self.token_ids(tokens).tolist()
         sequence = self._begun(ids)
@@ -149,6 +152,7 @@ class LoadedModel:
 
     def step(self, token: int, row: Row | None) -> int:
         """Append one token of the vocabulary to the conversation -> the next one. Raises what `prefill` raises."""
+        self._check_next_token()
         sequence = self._conversation
         if sequence is None or not sequence.computed or sequence.computed == self._info.recompute_above:
             return self.prefill([*self.tokens, token], row)
@@ -173,8 +177,10 @@ class LoadedModel:
 
     @property
     def max_logit_rows(self) -> int:
-        """Rows of logits that one call computes."""
-        return min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * self._info.vocab_size)))
+        """Rows of logits that one call computes, whole blocks of a model that denoises them."""
+        most = min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * self._info.vocab_size)))
+        how = self.core.denoising
+        return most if how is None else max(how.block, how.begin(most))
 
     def logit_parts(
         self,
@@ -200,6 +206,13 @@ class LoadedModel:
             if pool is self.core.scheduler.pool:
                 pool.release(sequence)
             tvm_runtime.release_pools()  # they would keep logits of every number of tokens
+
+    def _check_next_token(self) -> None:
+        """Raises UsageError for a model without one."""
+        if self._info.diffusion is not None:
+            raise UsageError(
+                "the model denoises blocks, and has no next token", next_step="use Engine.chat or Engine.generate"
+            )
 
     def check_fits(self, count: int) -> None:
         """Raises UsageError when the context has no room for `count` tokens."""
@@ -229,7 +242,7 @@ class LoadedModel:
         """A new sequence with this prompt, which the scheduler does not know."""
         request = ScheduledRequest(
             tuple(tokens), 1, adapter=self.adapter, redraws=True, parks=True,
-            pictures={one.number: one for one in pictures},
+            pictures={one.number: one for one in pictures}, denoising=self.core.denoising,
         )  # fmt: skip
         sequence = self.core.scheduler.pool.sequence(-1, request)
         sequence.state = State.ENDED

@@ -207,9 +207,10 @@ class Sampler:
 
     def __init__(self, bundle: LoadedBundle) -> None:
         self._device, self._vocab = bundle.device, bundle.manifest.model.vocab_size
+        draw = "sample" if bundle.manifest.model.diffusion is None else "sample_with_confidence"
         self._sample, self._penalize, self._add_bias, self._apply_mask = (
             bundle.library.function(name)
-            for name in ("sample", "apply_penalty_inplace", "apply_logit_bias_inplace", "apply_bitmask_inplace")
+            for name in (draw, "apply_penalty_inplace", "apply_logit_bias_inplace", "apply_bitmask_inplace")
         )
         with self._device.errors():
             self._settings, self._draws = self._reused("ffif"), self._reused("f")
@@ -248,7 +249,10 @@ class Sampler:
         return (*self._calls, *self._arguments)
 
     def sample(self, logits: Any, masks: Masks | None = None) -> Any:
-        """The tokens i32[r] for logits f32[r, V], which penalties, bias and masks change in place; -1 for NaN."""
+        """The tokens i32[r] for logits f32[r, V], which penalties, bias and masks change in place; -1 for NaN.
+
+        Of a bundle that denoises blocks with their probabilities f32[r].
+        """
         for change, *arguments in self._calls:
             change(logits, *arguments)
         if masks is not None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mlcpipe.errors import UsageError
 
 MAX_SEED = 2**64 - 1
+MAX_BLOCK = 64  # tokens that are denoised together
 MAX_LOGPROBS = 20  # as the OpenAI API's `top_logprobs`
 
 
@@ -27,6 +28,12 @@ class SamplingParams:
     seed                [0, 2**64); None draws a fresh one
     logprobs            [0, 20]; how many alternatives each token reports, 0 for no log-probabilities
 
+    Of models that denoise blocks, by default as the checkpoint says:
+
+    block               [1, 64], a divisor of 64; tokens that are denoised together
+    steps               [1, 64]; the most steps of a block
+    threshold           (0, 1]; tokens more probable than this are kept at once, 1 keeps as many in each step
+
     Raises UsageError, which names the field, its range and the value.
     """
 
@@ -40,6 +47,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     seed: int | None = None
     logprobs: int = 0
+    block: int | None = None
+    steps: int | None = None
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         _check_real("temperature", self.temperature, 0.0, 100.0)
@@ -52,6 +62,11 @@ class SamplingParams:
         if self.seed is not None:
             _check_int("seed", self.seed, 0, MAX_SEED)
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name, count in (("block", self.block), ("steps", self.steps)):
+            if count is not None:
+                _check_int(name, count, 1, MAX_BLOCK)
+        if self.threshold is not None:
+            _check_real("threshold", self.threshold, 0.0, 1.0, open_low=True)
         if not isinstance(self.logit_bias, Mapping):
             raise UsageError(
                 "logit_bias", expected="a mapping of token id to bias", found=type(self.logit_bias).__name__

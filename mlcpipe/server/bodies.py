@@ -143,6 +143,9 @@ class SamplingFields(Body):
     top_k: Count | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
+    block: Count | None = None
+    steps: Count | None = None
+    threshold: Number | None = None
     grammar: str | None = None
     regex: str | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_IDS)

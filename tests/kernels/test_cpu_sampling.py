@@ -96,6 +96,24 @@ def test_survivors_are_those_of_transformers() -> None:
         assert set(left.tolist()) == set(survivors(logits[0], s)[0].tolist()), s
 
 
+def test_a_token_comes_with_its_probability() -> None:
+    """Among those that could be drawn; of the best token at temperature 0 among all, at temperature 1."""
+    rng = np.random.default_rng(11)
+    logits = some_logits(rng, 40, 1003)
+    logits[7, 3] = np.nan
+    settings = [some_settings(rng, 1003) if i % 4 else Settings(0.0, 0, 1.0, 0.0) for i in range(40)]
+    args = tensors((*sample_args(logits, settings, rng.random(40)), np.full(40, -7, np.float32)))
+    functions(1003)["sample_with_confidence"](*args)
+    tokens, found = (one.numpy() for one in args[-2:])
+    np.testing.assert_array_equal(tokens, drawn(logits, settings, args[-3].numpy()))
+    assert (tokens[7], found[7]) == (-1, 0)
+    for row, one, token, confidence in zip(logits, settings, tokens, found):
+        if token >= 0:
+            kept, weight = survivors(row, one if one.temperature else Settings(1.0, 0, 1.0, 0.0))
+            expected = weight[kept == token][0] / weight.sum()
+            np.testing.assert_allclose(confidence, expected, rtol=1e-4)
+
+
 def test_rows_have_their_own_settings() -> None:
     rng = np.random.default_rng(3)
     logits = some_logits(rng, 64, 1003)
@@ -120,8 +138,15 @@ def test_equal_logits(value: float, settings: Settings) -> None:
         assert np.abs(tokens - np.floor(draws * count)).max() <= 1e-3 * count
 
 
-@pytest.mark.parametrize("spread", [0.01, 3.0])
-@pytest.mark.parametrize("top_p", [1.0, 0.95])
+@pytest.mark.parametrize(
+    ("spread", "top_p"),
+    [
+        (0.01, 1.0),
+        (3.0, 0.95),
+        pytest.param(3.0, 1.0, marks=pytest.mark.everything),
+        pytest.param(0.01, 0.95, marks=pytest.mark.everything),
+    ],
+)
 def test_a_large_vocabulary_keeps_its_distribution(spread: float, top_p: float) -> None:
     """The distribution function at the drawn token is the draw, to 2e-6, in spite of 151936 float32 terms.
 

@@ -1,7 +1,8 @@
 """From logits to the next token on CPUs, compiled into the library.
 
-`sample`: temperature, top-k, top-p, min-p and the draw, exact and without sorting the vocabulary. The other functions
-change logits before it. `tir_schedules/sampling.py` defines them.
+`sample`: temperature, top-k, top-p, min-p and the draw, exact and without sorting the vocabulary;
+`sample_with_confidence` also says how probable the token was. The other functions change logits before.
+`tir_schedules/sampling.py` defines them.
 Logits and probabilities are float32, sums float64 (in float32 those over 150 000 tokens are off by 1e-4).
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -139,9 +141,9 @@ class _Sample:
     def _bucket_of(self, bits: Expr) -> Expr:
         return I.min(I.cast(I.shift_right(bits, I.uint32(_SHIFT)), "int32"), _BUCKETS - 1)
 
-    def weigh(self, s: Expr, temperature: Buffer) -> None:
+    def weigh(self, s: Expr, temperature: Expr) -> None:
         """Weights, and how many and how much of them each bucket has; mass = their sum."""
-        self.inverse.value = I.float32(1) / I.max(temperature[s], I.float32(1e-30))  # 1 / 1e-45 is infinite
+        self.inverse.value = I.float32(1) / I.max(temperature, I.float32(1e-30))  # 1 / 1e-45 is infinite
 
         def weigh_one(i: Expr) -> None:
             put(self.weight, i, I.exp((self.logits[s, 0, i] - self.top_logit.value) * self.inverse.value))
@@ -232,33 +234,49 @@ def sample(vocab: int) -> tirx.PrimFunc:
     masked ones.
     """
 
-    def body(
-        logits: Buffer,
-        temperature: Buffer,
-        top_p: Buffer,
-        top_k: Buffer,
-        min_p: Buffer,
-        uniform: Buffer,
-        token: Buffer,
-    ) -> None:
-        with I.parallel(logits.shape[0]) as s:
-            steps = _Sample(logits)
-            steps.find_top(s)
-            steps.best.value = vocab
-            with I.If(steps.overflowed()):
-                with I.Then():
-                    put(token, s, -1)
-                with I.Else(), I.If(temperature[s] <= I.float32(0)):
-                    with I.Then():
-                        steps.take_best(s, token)
-                    with I.Else():
-                        steps.weigh(s, temperature)
-                        steps.find_bucket(top_k[s], top_p[s])
-                        steps.collect(top_k[s], top_p[s])
-                        steps.cut(top_k[s], top_p[s])
-                        steps.draw(s, min_p[s], uniform[s], token)
+    return function_of(SIGNATURES["sample"], dimensions(vocab), partial(_sample_rows, vocab))
 
-    return function_of(SIGNATURES["sample"], dimensions(vocab), body)
+
+def sample_with_confidence(vocab: int) -> tirx.PrimFunc:
+    """As `sample`."""
+    return function_of(SIGNATURES["sample_with_confidence"], dimensions(vocab), partial(_sample_rows, vocab))
+
+
+def _sample_rows(
+    vocab: int,
+    logits: Buffer,
+    temperature: Buffer,
+    top_p: Buffer,
+    top_k: Buffer,
+    min_p: Buffer,
+    uniform: Buffer,
+    token: Buffer,
+    confidence: Buffer | None = None,
+) -> None:
+    with I.parallel(logits.shape[0]) as s:
+        steps = _Sample(logits)
+        steps.find_top(s)
+        steps.best.value = vocab
+        with I.If(steps.overflowed()):
+            with I.Then():
+                put(token, s, -1)
+            with I.Else(), I.If(temperature[s] <= I.float32(0)):
+                with I.Then():
+                    steps.take_best(s, token)
+                    if confidence is not None:
+                        steps.weigh(s, I.float32(1))
+                        steps.kept_mass.value = steps.mass.value
+                with I.Else():
+                    steps.weigh(s, temperature[s])
+                    steps.find_bucket(top_k[s], top_p[s])
+                    steps.collect(top_k[s], top_p[s])
+                    steps.cut(top_k[s], top_p[s])
+                    steps.draw(s, min_p[s], uniform[s], token)
+        if confidence is not None:
+            put(confidence, s, I.float32(0))
+            with I.If(token[s] >= 0), I.Then():
+                share = I.cast(steps.weight[token[s]], "float64") / steps.kept_mass.value
+                put(confidence, s, I.cast(share, "float32"))
 
 
 def apply_logit_bias_inplace(vocab: int) -> tirx.PrimFunc:
@@ -316,6 +334,7 @@ def forbid_inplace(vocab: int, ranges: Sequence[tuple[int, int]]) -> tirx.PrimFu
 
 _MAKERS = (
     sample,
+    sample_with_confidence,
     apply_logit_bias_inplace,
     apply_penalty_inplace,
     apply_bitmask_inplace,

@@ -34,6 +34,9 @@ KNOBS: Mapping[str, Knob] = {
     "repetition_penalty": Knob(float, "above 1: avoid tokens of the prompt and the answer"),
     "presence_penalty": Knob(float, "above 0: avoid tokens that the answer already has"),
     "frequency_penalty": Knob(float, "above 0: avoid tokens that the answer has often"),
+    "block": Knob(int, "tokens that a model by diffusion denoises together", optional=True),
+    "steps": Knob(int, "the most steps of a block", optional=True),
+    "threshold": Knob(float, "keep tokens of a block that are more likely than this at once", optional=True),
     "think": Knob(bool, "whether the model thinks before it answers, if it can do both", optional=True),
 }
 _ELSEWHERE = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "thinking": "think"}

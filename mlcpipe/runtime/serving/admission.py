@@ -239,5 +239,7 @@ class Admission:
         """Pages, or slots, that a sequence needs beyond those it has, to sample its next token."""
         if group == len(self.pool.groups):  # one that a step reads, and one that it writes
             return 2 - len({sequence.slot, sequence.next_slot} - {-1})
-        most = self.pool.groups[group].most(len(sequence.tokens) + 1, self.limits.prefill_chunk)
+        how, tokens = sequence.request.denoising, len(sequence.tokens)
+        tokens = tokens + 1 if how is None else how.end(tokens)
+        most = self.pool.groups[group].most(tokens, self.limits.prefill_chunk)
         return max(0, most - len(sequence.tables[group]) + sequence.kept_from[group])

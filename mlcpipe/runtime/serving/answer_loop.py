@@ -16,8 +16,10 @@ from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import ComputeError, MlcpipeError, UsageError, last_line, no_memory
 from mlcpipe.runtime.sampler import Row, log_probabilities
 from mlcpipe.runtime.serving.adapters import Adapter
+from mlcpipe.runtime.serving.canvas import Denoising
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.core import GREEDY, Core, Drawn
+from mlcpipe.runtime.serving.denoised import denoising_of
 from mlcpipe.runtime.serving.draft_model import DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import Drafter, Lookup
 from mlcpipe.runtime.serving.interface import (
@@ -58,6 +60,7 @@ class Answer:
     scores: list[PromptLogprob] = field(default_factory=list)  # of the prompt's tokens but the first
     lookup: Lookup | None = None
     drafter: Drafter | None = None
+    denoising: Denoising | None = None
 
 
 class AnswerLoop:
@@ -100,14 +103,17 @@ class AnswerLoop:
         return self._core.scheduler.has_work
 
     def answer(self, request: Request, wake: Wake | None) -> Answer:
-        """A checked request as it will be computed after `begin`."""
+        """A checked request as it will be computed after `begin`. Raises UsageError for what the model cannot do."""
+        denoising = denoising_of(request, self._core.bundle.manifest.model.diffusion, self._core.limits.prefill_chunk)
         stream = Stream(next(self._numbers), request, wake)
         matcher = None if request.grammar is None else request.grammar.matcher()
         rules = None
         if request.rules is not None and not request.rules.neutral:
             rules = partial(RowRules, request.rules, request.sampling, request.ids, request.stop_ids)
-        answer = Answer(stream, Row(request.sampling, request.ids, matcher, rules), time.monotonic())
-        if self._drafts and rules is None:  # which take one token after the other
+        answer = Answer(
+            stream, Row(request.sampling, request.ids, matcher, rules), time.monotonic(), denoising=denoising
+        )
+        if self._drafts and rules is None and denoising is None:  # which take one token after the other
             row, drafts = answer.row, None if request.pictures else self._draft_model  # which sees none
             answer.lookup = lookup = Lookup(request.prediction or (), row.allowed, request.stop_ids)
             answer.drafter = lookup if drafts is None else ModelDrafter(drafts, lookup, row)
@@ -142,6 +148,7 @@ class AnswerLoop:
                     parks=self._parks,
                     scored=request.prompt_logprobs is not None,
                     pictures={one.number: one for one in request.pictures},
+                    denoising=answer.denoising,
                 )
             )
         except MlcpipeError as error:
@@ -224,9 +231,10 @@ class AnswerLoop:
                 self._score(rows, logits)
         step.planned += time.monotonic() - began  # which is none of the step's
         tokens = [token for one in computed for token in one.take(self._take)]
+        confidence = [one for part in computed for one in part.confidence]
         now = time.monotonic()
         self._step_s["prefill" if step.prefill else "decode"] += now - step.planned
-        self._deliver(self._core.scheduler.settle(step, tokens, now))
+        self._deliver(self._core.scheduler.settle(step, tokens, now, confidence))
 
     def _score(self, rows: PrefillRows, logits: NDArray[np.float32]) -> None:
         """Log-probabilities of the tokens that follow these rows of a prompt, with their logits f32[rows, V]."""

@@ -22,6 +22,7 @@ from tir_schedules.step_layout import (
     ROPE_POSITION,
     ROW_BEGIN,
     ROWS,
+    SEES,
     SEQUENCE,
     SEQUENCES,
     SLOT_OF_ROW,
@@ -47,10 +48,10 @@ def decode_spans(rows: Iterable[DecodeRows]) -> list[Span]:
 
 def prefill_spans(rows: Iterable[PrefillRows]) -> list[Span]:
     """The rows of a prefill forward."""
-    return [Span(sequence, begin, count) for sequence, begin, count, _ in rows]
+    return [Span(one.sequence, one.begin, one.rows) for one in rows]
 
 
-_NONE = (-1, 0, 0, 0, False, False, False, False)
+_NONE = (-1, 0, 0, 0, False, False, False, False, False)
 
 
 class StepBuffer:
@@ -68,7 +69,8 @@ class StepBuffer:
         drafts = slots and any(span.sequence.row_slots for span in spans)
         adapters = any(span.sequence.request.adapter for span in spans)
         moved = any(span.sequence.moved is not None for span in spans)
-        shape = len(spans), rows, entries, groups, slots, drafts, adapters, moved
+        blocks = spans[0].sequence.request.denoising is not None
+        shape = len(spans), rows, entries, groups, slots, drafts, adapters, moved, blocks
         if shape != self._shape:
             self._shape = _NONE  # in case Ctrl-C interrupts what follows
             self._lay_out(*shape)
@@ -89,14 +91,23 @@ class StepBuffer:
         return self._data
 
     def _lay_out(
-        self, count: int, rows: int, entries: int, groups: int, slots: bool, drafts: bool, adapters: bool, moved: bool
+        self,
+        count: int,
+        rows: int,
+        entries: int,
+        groups: int,
+        slots: bool,
+        drafts: bool,
+        adapters: bool,
+        moved: bool,
+        blocks: bool,
     ) -> None:
         """Write the header of `count` sequences, `rows` rows and `entries` pages of a group, and set the parts.
 
         Header, then: position[n], place[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
         and the table[t] of each group. With states in slots: slot_read[S], slot_write[S], and with drafts
         slot_of_row[n]. Where a row has an adapter: adapter_begin[n], adapter_end[n]. Where RoPE has rows elsewhere:
-        rope_position[3, n].
+        rope_position[3, n]. With blocks: sees[n].
         """
         sizes = {POSITION: rows, PLACE: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
         sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1}
@@ -105,6 +116,7 @@ class StepBuffer:
         sizes |= {SLOT_OF_ROW: rows} if drafts else {}
         sizes |= {ADAPTER_BEGIN: rows, ADAPTER_END: rows} if adapters else {}
         sizes |= {ROPE_POSITION: 3 * rows} if moved else {}
+        sizes |= {SEES: rows} if blocks else {}
         if (size := HEADER + sum(sizes.values())) > len(self._data):
             self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)
         header = self._data[:HEADER]
@@ -128,6 +140,10 @@ def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row:
         parts[ROPE_POSITION].reshape(3, -1)[:, row : row + count] = sequence.rope_positions(begin, count)
     for group, table in enumerate(sequence.tables):
         parts[TABLES + group][entry : entry + len(table)] = table
+    if SEES in parts:
+        block = sequence.request.denoising.block if sequence.request.denoising is not None else 1
+        ends = (np.arange(begin, begin + count, dtype=np.int32) // block + 1) * block
+        parts[SEES][row : row + count] = np.minimum(ends, begin + count)
     table = sequence.tables[0]
     if count == 1:
         parts[POSITION][row] = begin

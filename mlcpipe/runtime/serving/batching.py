@@ -24,6 +24,7 @@ from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter, read_packed
 from mlcpipe.runtime.serving.answer_loop import AnswerLoop
 from mlcpipe.runtime.serving.context_shift import check_shiftable
 from mlcpipe.runtime.serving.core import Core
+from mlcpipe.runtime.serving.denoised import check_options
 from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError, Request, Stream, Wake, check_request
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.open_drafts import draft_source
@@ -59,6 +60,8 @@ class Batching:
         context_shift: bool = False,
         swap_bytes: int = 0,
     ) -> None:
+        how = bundle.manifest.model.diffusion
+        check_options(how, context_shift=context_shift, drafts=draft_model is not None)
         if context_shift:
             check_shiftable(min(bundle.context_length, kv_tokens))
         max_sequences = max_sequences or bundle.manifest.model.max_batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlcpipe.runtime.sampling_params import CacheMiss
 from mlcpipe.runtime.serving.prefix_node import NONE, Node, key_of
-from mlcpipe.runtime.serving.prefix_tree import PrefixTree
+from mlcpipe.runtime.serving.prefix_tree import PrefixTree, page_tokens
 from mlcpipe.runtime.serving.sequence import Sequence
 from tir_schedules.step_layout import PAGE
 
@@ -14,7 +14,8 @@ def cache_miss(tree: PrefixTree, sequence: Sequence) -> CacheMiss | None:
 
     Only what the request's own namespace computed counts: others' prompts stay secret.
     """
-    start, pages = sequence.computed // PAGE, (len(sequence.tokens) - 1) // PAGE
+    how, last = sequence.request.denoising, len(sequence.tokens) - 1
+    start, pages = sequence.computed // PAGE, (last if how is None else how.begin(last)) // PAGE
     if start >= pages:
         return None
     if sequence.taken_page >= 0:  # up to the token
@@ -36,8 +37,7 @@ def _gone(tree: PrefixTree, rest: list[Node]) -> CacheMiss:
 
 def _not_known(tree: PrefixTree, sequence: Sequence, known: list[Node]) -> CacheMiss | None:
     """The page after the known ones is not there."""
-    at = len(known) * PAGE
-    page = tuple(sequence.tokens[at : at + PAGE])
+    at, page = len(known) * PAGE, page_tokens(sequence, len(known))
     families, own = tree.families(), tree.family(sequence)
     node = known[-1] if known else families.get(own)
     if (key_of(node.key if node else key_of(0, own), page), 0) in tree.evicted:

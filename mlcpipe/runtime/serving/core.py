@@ -23,6 +23,7 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.not_finite import compute_error, of_states
 from mlcpipe.runtime.sampler import Masks, Row, Sampler
 from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving.canvas import Denoising
 from mlcpipe.runtime.serving.cost_model import CostModel
 from mlcpipe.runtime.serving.executor import Executor, Forward
 from mlcpipe.runtime.serving.limits import Limits
@@ -34,7 +35,7 @@ from mlcpipe.runtime.serving.step import NOT_DRAWN, PrefillRows, Step
 from mlcpipe.runtime.serving.swap import Swap
 from tir_schedules.step_layout import PAGE
 
-_SCORED_BYTES = 64 << 20  # of logits of prompts in a step
+_SCORED_BYTES = 64 << 20  # of logits of prompts, or of masks, in a step
 GREEDY = Row(SamplingParams(temperature=0.0))
 
 
@@ -75,6 +76,8 @@ class Core:
         first_rows: int = 0,
     ) -> None:
         model = bundle.manifest.model
+        scored = _SCORED_BYTES // (4 * model.vocab_size)
+        self.denoising = None if model.diffusion is None else Denoising.of(model.diffusion)
         self.bundle, self.units, self.sampler = bundle, units, Sampler(bundle)
         self.limits = replace(
             limits,
@@ -83,7 +86,8 @@ class Core:
             decode_rows=min(limits.decode_rows, model.max_batch),
             sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,
-            scored_rows=min(model.prefill_chunk, max(PAGE, _SCORED_BYTES // (4 * model.vocab_size))),
+            scored_rows=min(model.prefill_chunk, max(PAGE, scored)),
+            masked_rows=min(model.prefill_chunk, max(model.max_batch, scored)),
         )
         self.executor = Executor(bundle, units, self.limits.decode_rows, adapter_blocks, first_rows)
         self.recorder = bundle.device.step_recorder()
@@ -128,7 +132,10 @@ class Core:
         return [*failed.items()]
 
     def compute(self, step: Step, take: Callable[[Drawn], None] = lambda drawn: None) -> list[int]:
-        """The tokens of a step for `Scheduler.settle`; accepted ones are passed to `take` first."""
+        """The tokens of a step for `Scheduler.settle`; accepted ones are passed to `take` first.
+
+        Not of a step with a canvas, whose tokens `forward` has with their probabilities.
+        """
         self.copy_pages(step)
         return [token for one in self.forward(step) for token in one.take(take)]
 
@@ -195,16 +202,24 @@ class Core:
         logits: Any,
         drawn: Any,
     ) -> Computed:
-        found = tvm_runtime.array(self.bundle.device.read(drawn)).tolist() if rows else []
+        found, *confidence = drawn if self.denoising is not None and rows else (drawn,)
+        found, *confidence = (self._numbers(one) if rows else [] for one in (found, *confidence))
         late = () if masks is None else masks.late
-        return Computed(rows, settings, late, found, self.bundle.device, logits, scored)
+        return Computed(
+            rows, settings, late, found, self.bundle.device, logits, scored, confidence[0] if confidence else ()
+        )
+
+    def _numbers(self, tensor: Any) -> list[Any]:
+        numbers: list[Any] = tvm_runtime.array(self.bundle.device.read(tensor)).tolist()
+        return numbers
 
 
 @dataclass
 class Computed:
     """Rows with logits f32[r, V] of one forward: how each is sampled, and its token.
 
-    The masks of the rows with an index in `late` came too late. Logits of all rows of `scored` follow.
+    The masks of the rows with an index in `late` came too late. Logits of all rows of `scored` follow. `confidence`: of
+    tokens that are proposed for places of a canvas.
     """
 
     rows: abc.Sequence[_Row]
@@ -214,6 +229,7 @@ class Computed:
     device: Device
     logits: Any
     scored: abc.Sequence[PrefillRows] = ()
+    confidence: abc.Sequence[float] = ()
     _on_host: NDArray[np.float32] | None = None
 
     def scores(self) -> Iterator[tuple[PrefillRows, NDArray[np.float32]]]:
@@ -236,6 +252,7 @@ class Computed:
             elif row.wanted:
                 stands = not row.draft or (stands and tokens[-1] == row.draft[-1])
                 tokens.append(max(self.found[index], 0))
+                stands &= not self.confidence or self.found[index] < 0  # proposed tokens are not accepted yet
                 if stands and row.of.state is not State.ENDED:
                     take(Drawn(row.sequence, self.found[index], self.settings[index], partial(self._row, index)))
         return tokens
@@ -250,7 +267,8 @@ class Computed:
 class _Row(NamedTuple):
     """A row of logits: for the token at this position of `sequence`, computed with the pages of `of`.
 
-    Its token is accepted if those of `draft`, which it follows, are the sampled ones.
+    Of a canvas `position` is the number of its random number. Its token is accepted if those of `draft`, which it
+    follows, are the sampled ones.
     """
 
     sequence: Sequence
@@ -271,4 +289,10 @@ def _decode_rows(step: Step) -> list[_Row]:
 
 def _prefill_rows(step: Step) -> list[_Row]:
     """The rows of the prefill forward that give logits."""
-    return [_Row(one, begin + rows, True, of) for of, begin, rows, drawing in step.prefill for one in drawing]
+    rows = []
+    for of, begin, count, drawing, canvas in step.prefill:
+        rows += [_Row(one, begin + count, True, of) for one in drawing]
+        if canvas is not None:
+            first = begin + count - len(canvas.tokens)
+            rows += [_Row(of, canvas.number(first + place), True, of) for place in canvas.masked]
+    return rows

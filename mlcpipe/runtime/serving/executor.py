@@ -63,7 +63,8 @@ class Executor:
         """
         self.bundle, self._device = bundle, bundle.device
         self._vocab, vm = bundle.manifest.model.vocab_size, bundle.library.vm
-        self._decode, self._prefill, self._copy = vm["decode"], vm["prefill"], vm["copy_pages"]
+        self._prefill, self._copy = vm["prefill"], vm["copy_pages"]
+        self._decode = vm["decode"] if bundle.manifest.model.diffusion is None else None
         self._table = bundle.manifest.states
         self.adapters: AdapterStore | None = None
         with self._device.errors():
@@ -178,7 +179,7 @@ class Executor:
         return Forward(partial(self._forward, len(tokens), self._decode, (ids,), step, logits, params), key)
 
     def prefill(self, rows: abc.Sequence[PrefillRows], *, all_rows: bool = False) -> Forward:
-        """The forward of prefill rows; logits of the last row of each, for each of its `drawing`, or of all rows.
+        """The forward of prefill rows; logits of those `wanted` of each, or of all rows.
 
         Those of all rows of scored sequences follow.
         """
@@ -187,11 +188,9 @@ class Executor:
             tokens, *seen_rows = self.pictures.inputs(rows)
             seen = tuple(map(self._device.tensor, seen_rows))
         else:
-            tokens = np.concatenate(
-                [np.array(one.sequence.tokens[one.begin : one.begin + one.rows], np.int32) for one in rows]
-            )
+            tokens = np.concatenate([np.array(one.tokens, np.int32) for one in rows])
         ends = np.cumsum([one.rows for one in rows])
-        wanted = np.array([end - 1 for end, one in zip(ends, rows) for _ in one.drawing], np.int32)
+        wanted = np.array([end - one.rows + row for end, one in zip(ends, rows) for row in one.wanted], np.int32)
         scored = [np.arange(end - one.rows, end) for end, one in zip(ends, rows) if one.sequence.request.scored]
         wanted = np.concatenate([wanted, *scored]).astype(np.int32)
         if all_rows:

@@ -12,7 +12,8 @@ class Limits:
 
     prefill_chunk and decode_rows bound the rows of a forward of each kind. step_s: how long a step may take while
     answers wait for their next token. recompute_above: longer sequences have other frequencies of RoPE, so all tokens
-    are recomputed when an answer gets there (longrope). scored_rows bound the rows of a step that all give logits.
+    are recomputed when an answer gets there (longrope). scored_rows bound the rows of a step that all give logits,
+    masked_rows those of masks.
     """
 
     context: int
@@ -23,6 +24,7 @@ class Limits:
     step_s: float = 0.1
     recompute_above: int | None = None
     scored_rows: int = 64
+    masked_rows: int = 64
 
 
 @dataclass

@@ -4,6 +4,8 @@ A node is a page: its 16 tokens, after those of its ancestors, compared one by o
 and by what RoPE's frequencies depend on apart from the position. A node also says which tokens were computed with the
 arithmetic of decode, so that pages which differ in bits are never confused when a request asks for deterministic reuse.
 
+Where tokens of a block see each other, a page is known by its own and those up to the end of its block.
+
 States in slots belong to one position: a node may have the slot with the states after its last token, a checkpoint, and
 a prompt can start only after such a node.
 """
@@ -22,6 +24,12 @@ _MOST_EVICTED = 1 << 14  # of which is remembered that they were here
 
 Family = tuple[tuple[Hashable, int], bool, int]  # (namespace, adapter), whether frequencies are others, length of RoPE
 MIN_CHECKPOINT_TOKENS = 64  # between checkpoints that stay: a slot must save recomputing at least these
+
+
+def page_tokens(sequence: Sequence, at: int) -> tuple[int, ...]:
+    """What a page of a sequence depends on beyond the pages before: its tokens, and those after it in its block."""
+    end, how = (at + 1) * PAGE, sequence.request.denoising
+    return tuple(sequence.tokens[at * PAGE : end if how is None else how.end(end - 1)])
 
 
 class Pin:
@@ -58,8 +66,9 @@ class PrefixTree:
 
     def match(self, sequence: Sequence) -> list[Node]:
         """Nodes with which the sequence could start; its last token must be computed to sample the next."""
-        found = self.known(sequence)
-        return found[: self._usable(found)]
+        found, how = self.known(sequence), sequence.request.denoising
+        usable = self._usable(found)
+        return found[: usable if how is None else usable // how.pages * how.pages]
 
     def lost(self, sequence: Sequence) -> int:
         """Known tokens beyond the computed ones: the state, or the window, that the next one needs is gone."""
@@ -71,9 +80,9 @@ class PrefixTree:
         family = self._root.children.get(self.family(sequence))
         if family is None:
             return found
-        node, tokens, exact = family[0], sequence.tokens, sequence.request.deterministic
-        for at in range((len(tokens) - 1) // PAGE):
-            variants = node.children.get(tuple(tokens[at * PAGE : (at + 1) * PAGE]))
+        node, exact = family[0], sequence.request.deterministic
+        for at in range((len(sequence.tokens) - 1) // PAGE):
+            variants = node.children.get(page_tokens(sequence, at))
             if variants is None:
                 break
             best = variants.get(sequence.decode_mask(at))
@@ -150,6 +159,8 @@ class PrefixTree:
         one, other = ended.tokens[:most], sequence.tokens[:most]
         if one != other:
             most = next(i for i, (a, b) in enumerate(zip(one, other)) if a != b)
+        if sequence.request.denoising is not None:
+            most = sequence.request.denoising.begin(most)
         return most if self.can_go_back(ended, most) else 0
 
     def go_back(self, sequence: Sequence, tokens: int) -> None:
@@ -167,7 +178,7 @@ class PrefixTree:
         while sequence.shared < sequence.computed // PAGE:
             at = sequence.shared
             node = sequence.node or self._root.child(self.family(sequence), 0)
-            node = node.child(tuple(sequence.tokens[at * PAGE : (at + 1) * PAGE]), sequence.decode_mask(at))
+            node = node.child(page_tokens(sequence, at), sequence.decode_mask(at))
             self._share(node, sequence, at)
             sequence.node, sequence.shared = node, at + 1
 
@@ -301,7 +312,8 @@ class PrefixTree:
     def family(self, sequence: Sequence) -> Family:
         """Sequences of one family with the same first tokens can share pages."""
         length, adapter = sequence.decode_from, sequence.request.adapter
-        namespace = sequence.request.namespace, 0 if adapter is None else adapter.serial
+        space, how = sequence.request.namespace, sequence.request.denoising
+        namespace = space if how is None else (space, how.block), 0 if adapter is None else adapter.serial
         other = self._recompute_above is not None and length > self._recompute_above
         return namespace, other, 0 if self._rope_above is None else max(length, self._rope_above)
 

@@ -13,6 +13,7 @@ from collections import abc, deque
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.admission import Admission
+from mlcpipe.runtime.serving.block_steps import BlockSteps, is_ready
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Search
 from mlcpipe.runtime.serving.interface import OverloadedError
@@ -52,6 +53,7 @@ class Scheduler:
         self._search, self._searched_s = Search(), 0.0
         self.searches = True  # for drafts, in the next step
         self.held: list[Sequence] = []  # left out of the last plan, because they are not ready
+        self._blocks = BlockSteps(tree, limits, self.admission)
 
     @property
     def has_work(self) -> bool:
@@ -60,10 +62,12 @@ class Scheduler:
 
     def submit(self, request: ScheduledRequest) -> Sequence:
         """Queue a request. Raises UsageError if it could never be served, OverloadedError if too many wait."""
-        tokens, context = len(request.tokens), self.limits.context
+        tokens, context, how = len(request.tokens), self.limits.context, request.denoising
+        context = context if how is None else how.begin(context)
         if tokens >= context:
             raise UsageError("the prompt is too long", expected=f"less than {context} tokens", found=tokens)
         most = min(context, tokens + request.max_tokens)
+        most = most if how is None else how.end(most - 1)
         for about in self.pool.groups:
             if about.most(most, self.limits.prefill_chunk) > about.pages:
                 raise UsageError("prompt and answer", expected=f"at most {about.pages * PAGE} tokens", found=most)
@@ -164,7 +168,11 @@ class Scheduler:
         return True
 
     def _plan_answers(self, step: Step) -> None:
-        """Plan a row, and a draft, of each running sequence."""
+        """Plan a row, and a draft, of each running sequence, or its block."""
+        running = self.admission.running
+        if running and running[0].request.denoising is not None:
+            self._blocks.plan_answers(step)
+            return
         limit, slots = self.limits.recompute_above, self.pool.slots
         room = 0 if slots is None else self._slots_for_drafts()
         for sequence in filter(self._ready, list(self.admission.running)):
@@ -212,7 +220,7 @@ class Scheduler:
             self._head = None
             return
         load = step.load
-        if step.decode:
+        if step.decode or step.prefill:
             rows = self.cost.prompt_rows(load, self.limits.step_s, ordered[0].computed, rows)
         ordered = self._shorter_first(ordered, rows, now)
         decode_rows = self.limits.decode_rows - load.decode
@@ -226,7 +234,9 @@ class Scheduler:
             if sequence.state is State.WAITING and (full or not self.admission.admit(sequence)):
                 full = full or sequence.leader is None
                 continue
-            if sequence.computed < sequence.decode_from:
+            if sequence.request.denoising is not None:
+                rows -= self._blocks.plan_prompt(step, sequence, rows)
+            elif sequence.computed < sequence.decode_from:
                 rows -= self._plan_prefill(step, sequence, rows)
             else:
                 count = self._plan_decode(step, sequence, min(decode_rows, self.cost.decode_rows_for(rows)))
@@ -310,8 +320,13 @@ class Scheduler:
         step.decode = [rows for rows in step.decode if rows.sequence is not sequence]
         step.prefill = [rows for rows in step.prefill if rows.sequence is not sequence]
 
-    def settle(self, step: Step, drawn: abc.Sequence[int], now: float) -> list[Event]:
-        """Apply a step's results: `drawn` has a token for each row with logits -> new tokens of each sequence."""
+    def settle(
+        self, step: Step, drawn: abc.Sequence[int], now: float, confidence: abc.Sequence[float] = ()
+    ) -> list[Event]:
+        """Apply a step's results: `drawn` has a token for each row with logits -> new tokens of each sequence.
+
+        `confidence`: of tokens that are proposed for canvases.
+        """
         swap, load = self.admission.swap, step.load
         elapsed = now - step.planned - (0.0 if swap is None else swap.take_seconds())
         self.cost.observe(load, elapsed)
@@ -345,10 +360,14 @@ class Scheduler:
                 saved = alone * sum(len(event.tokens) for event in events) / answers - (elapsed - self._searched_s)
             self._search.learn(self._searched_s, saved, elapsed)
         self.searches = self._search.pays()
-        for sequence, _, count, drawing in step.prefill:
-            got = drawn[at : at + len(drawing)]
-            at += len(drawing)
+        for part in step.prefill:
+            sequence, _, count, drawing, _ = part
+            begin, at = at, at + len(part.wanted)
+            got = drawn[begin:at]
             if sequence.state is State.ENDED:
+                continue
+            if sequence.request.denoising is not None:
+                self._got(sequence, self._blocks.settle(part, got, confidence[begin:at]), events, now)
                 continue
             late = got[:1] == [NOT_DRAWN]
             if late and self.pool.slots is not None:  # those with the same prompt cannot fork, and keep waiting
@@ -392,6 +411,9 @@ class Scheduler:
             self.pool.release(sequence)
             sequence.decode_from = len(sequence.tokens)
             self.admission.move(sequence, State.PREFILLING)
+        elif sequence.request.denoising is not None:
+            if is_ready(sequence):
+                self.admission.move(sequence, State.RUNNING)
         elif sequence.left == 1 and sequence.computed >= sequence.decode_from:
             self.admission.move(sequence, State.RUNNING)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.sampling_params import CacheMiss
+from mlcpipe.runtime.serving.canvas import Canvas, Denoising
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.drafting import Drafter
 from mlcpipe.runtime.serving.picture_positions import moved_by
@@ -51,6 +52,7 @@ class ScheduledRequest:
     pictures       those whose rows are among the tokens, by number (`mlcpipe.vision.processors.picture`)
     parks          after the answer its pages stay until others need them, also the last one, for the next turn
     scored         the forwards of the prompt give logits of all its rows; its namespace is its own
+    denoising      how blocks of the answer are made, or None where one token follows the other
 
     Raises UsageError.
     """
@@ -73,6 +75,7 @@ class ScheduledRequest:
     parks: bool = False
     scored: bool = False
     pictures: abc.Mapping[int, Picture] = field(default_factory=dict)
+    denoising: Denoising | None = None
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -122,6 +125,7 @@ class Sequence:
     draft       proposed tokens after the last one
     moved       where RoPE has the tokens up to the last one of a picture, i32[3, n]; None: where they are
     delta       what it adds to the positions of those after them
+    canvas      the tokens after the known ones in a block that is denoised
     passed_s    how long shorter prompts were served before this one, less how long it was served since
     leader      the sequence that computes the beginning of this one, up to `leader_tokens`
     taken_page  the page in which a parked sequence ended that this one continues, `taken_mask` its `decode_mask`, and
@@ -147,6 +151,7 @@ class Sequence:
     draft: list[int] = field(default_factory=list)
     moved: NDArray[np.int32] | None = field(init=False)
     delta: int = field(init=False)
+    canvas: Canvas | None = None
     dropped: int = 0
     preemptions: int = 0
     passed_s: float = 0.0
@@ -179,6 +184,8 @@ class Sequence:
 
     def decode_mask(self, page: int) -> int:
         """Bit i: token i of this page is computed as a decode row."""
+        if self.request.denoising is not None:
+            return 0
         own = _ALL_DECODE << max(0, self.decode_from - page * PAGE) & _ALL_DECODE
         return own | self.taken_mask if page == self.taken_page else own
 

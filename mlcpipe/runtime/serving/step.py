@@ -6,6 +6,7 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mlcpipe.runtime.serving.canvas import Canvas
 from mlcpipe.runtime.serving.cost_model import Load
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
@@ -29,12 +30,30 @@ class PrefillRows(NamedTuple):
 
     Where the prompt ends, a token is sampled from the last row for each of `drawing`: the sequence itself, then those
     that waited with the same prompt and start from its pages.
+
+    The last rows are those of `canvas`, if there is one: a token is proposed for each of its masks.
     """
 
     sequence: Sequence
     begin: int
     rows: int
     drawing: tuple[Sequence, ...] = ()
+    canvas: Canvas | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the rows."""
+        if self.canvas is None:
+            return self.sequence.tokens[self.begin : self.begin + self.rows]
+        known = self.sequence.tokens[self.begin :]
+        return known + self.canvas.tokens
+
+    @property
+    def wanted(self) -> list[int]:
+        """The rows that give logits, counted from the first one."""
+        if self.canvas is None:
+            return [self.rows - 1] * len(self.drawing)
+        return [self.rows - len(self.canvas.tokens) + place for place in self.canvas.masked]
 
 
 class Event(NamedTuple):
@@ -65,7 +84,7 @@ class Step:
             count = len(rows.tokens)
             decode += count
             decode_keys += count * rows.sequence.computed + count * (count + 1) // 2
-        for _, begin, count, _ in self.prefill:
+        for _, begin, count, _, _ in self.prefill:
             prefill += count
             prefill_keys += count * begin + count * (count + 1) // 2
         return Load(decode, decode_keys, prefill, prefill_keys)
@@ -73,7 +92,7 @@ class Step:
     @property
     def draws(self) -> int:
         """Rows with logits."""
-        return sum(rows.logits for rows in self.decode) + sum(len(rows.drawing) for rows in self.prefill)
+        return sum(rows.logits for rows in self.decode) + sum(len(rows.wanted) for rows in self.prefill)
 
 
 def accepted(draft: abc.Sequence[int], drawn: abc.Sequence[int]) -> list[int]:

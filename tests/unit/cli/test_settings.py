@@ -93,7 +93,7 @@ def test_bad_values_are_one_line(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key"), [("tempo 1", "temperature"), ("num_predict 5", "max_tokens"), ("thinking=off", "think")]
+    ("text", "key"), [("temperatur 1", "temperature"), ("num_predict 5", "max_tokens"), ("thinking=off", "think")]
 )
 def test_other_names_give_the_closest(text: str, key: str) -> None:
     with pytest.raises(UsageError, match=f"expected {key}"):

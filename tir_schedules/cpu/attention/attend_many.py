@@ -32,7 +32,8 @@ def attend_many(
     """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
     A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
-    Heads with sinks have their logits in an argument before `out`, f32[heads]; biases of scores are another one.
+    Heads with sinks have their logits in an argument before `out`, f32[heads]; biases of scores are another one. With
+    `shape.ahead` a row sees the first keys of its sequence, as many as the step says; there is no window then.
 
     Blocks of 64 keys begin at multiples of 64, and masked keys of a block add exactly 0: so a row's result depends
     only on its position and its sequence's keys, not on the chunks of the prompt. (A value that is not finite also
@@ -98,7 +99,7 @@ class _Blocks:
         """Attention of the task's queries, block after block."""
         shape, state, used = self.task.shape, self.task.state, self.task.used
         first = value(self.step.position(self.task.row0))
-        keys = value(self._seen_before(first + self.queries))  # of the last query
+        keys = value(self._seen_before(first + self.queries, self.queries - 1))  # of the last query
         oldest = value(I.max(first - self.window + 1, 0)) if self.window else 0  # of the first
         panels = Panels(shape)
         with I.serial(oldest // BLOCK, (keys + BLOCK - 1) // BLOCK) as block:
@@ -108,14 +109,14 @@ class _Blocks:
             with I.serial(oldest_page, I.min((keys - begin + PAGE - 1) // PAGE, BLOCK_PAGES)) as i:
                 page = value(self.step.page(self.sequence, block * BLOCK_PAGES + i))
                 panels.widen(page_keys(self.pages, [page], self.task.head, None), i)
-            whole = begin + BLOCK <= self._seen_before(first + 1)
+            whole = begin + BLOCK <= self._seen_before(first + 1, 0)
             if self.window:
                 whole = I.And(whole, begin >= (first + self.queries if self.bidirectional else keys) - self.window)
             with I.If(value(whole)):
                 with I.Then():
                     state.attend(block_keys, None, used)
                 with I.Else():
-                    state.attend_part(block_keys, self._part(first - begin, keys - begin, oldest_page), used)
+                    state.attend_part(block_keys, self._part(begin, first - begin, keys - begin, oldest_page), used)
 
     def _biases(self, first: Expr) -> Callable[[Expr, int], Expr]:
         """The biases of a row's scores for a page of the block from which the first query is so far."""
@@ -128,11 +129,13 @@ class _Blocks:
 
         return vector
 
-    def _part(self, first: Expr, keys: Expr, oldest_page: Expr) -> BlockPart:
-        """What queries see of a block from which the first query and the end of the keys are so far."""
+    def _part(self, begin: Expr, first: Expr, keys: Expr, oldest_page: Expr) -> BlockPart:
+        """What queries see of a block from whose beginning the first query and the end of the keys are so far."""
         group, size = self.task.shape.group, self.task.state.segments[0][1]
 
         def seen(r: Expr) -> tuple[Expr, Expr]:
+            if self.task.shape.ahead:
+                return I.int32(0), value(self._seen_before(first, r // group) - begin - 1)
             query = value(first + r // group)
             oldest = query - self.window + 1 if self.window else 0
             if not self.bidirectional:
@@ -142,6 +145,9 @@ class _Blocks:
         def reach(row: Expr, size: int) -> tuple[Expr, Expr]:
             if self.bidirectional:
                 return oldest_page * PAGE, keys
+            if self.task.shape.ahead:
+                last = I.min((row + size - 1) // group, self.queries - 1)
+                return I.int32(0), value(I.min(self._seen_before(first, last) - begin, keys))
             return oldest_page * PAGE, value(I.min(first + (row + size - 1) // group + 1, keys))
 
         if not self.bidirectional:
@@ -149,8 +155,10 @@ class _Blocks:
         hidden = I.max((1 - first - self.window) * group, 0) if self.window else I.int32(0)
         return BlockPart(seen, reach, hidden // size)
 
-    def _seen_before(self, end: Expr) -> Expr:
-        """The keys that a query of position end - 1 sees are before this position."""
+    def _seen_before(self, end: Expr, query: Expr) -> Expr:
+        """The keys that a query of the tile, of position end - 1, sees are before this position."""
+        if self.task.shape.ahead:
+            return self.step.sees(self.task.row0 + query)
         if not self.bidirectional:
             return end
         length = self.step.keys(self.sequence)

@@ -42,7 +42,9 @@ def page_functions(
     attending = {
         **({} if shape.queries_only else {"store_pages": store_pages(shape)}),
         **(
-            {} if shape.distances else {"attend_few": attend_few(shape, scale, window, LATENT if shape.latent else FEW)}
+            {}
+            if shape.distances or shape.ahead
+            else {"attend_few": attend_few(shape, scale, window, LATENT if shape.latent else FEW)}
         ),
         "attend_many": attend_many(shape, scale, window, MANY, bidirectional),
     }

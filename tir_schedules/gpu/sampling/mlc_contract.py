@@ -191,7 +191,7 @@ def sampling_functions(vocab: int) -> dict[str, tirx.PrimFunc]:
         apply_bitmask_inplace,
     )
     made = {make.__name__: make(vocab) for make in makers}
-    return by_hand({name: made[name] for name in SIGNATURES}, vocab=vocab)
+    return by_hand({name: made[name] for name in SIGNATURES if name in made}, vocab=vocab)
 
 
 # Functions with knobs.

@@ -1,0 +1,93 @@
+"""Text by diffusion as its authors' program writes it, over a transformers backbone whose mask is given as blocks.
+
+The loop is SDAR's `block_diffusion_generate` (JetAstra/SDAR, generate.py) in numpy, with three differences, all of which
+mlcpipe has on purpose: places that are decided are never overwritten (where a step's share exceeds the masks that are
+left, the program's `topk` also takes decided ones), the mask itself is not drawn, and random numbers are mlcpipe's.
+Every step is a pass over all tokens: finished blocks see nothing after them, so this equals a cache of their keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mlcpipe.runtime.random_numbers import Uniforms
+from mlcpipe.runtime.serving.canvas import Canvas, Denoising
+from tests.models import tiny
+
+CASE = tiny.TinyCase("qwen3", "default")
+MASK = tiny.TOKENS - 1
+CONTEXT = 128
+
+
+@dataclass(frozen=True)
+class How:
+    """Settings of an answer."""
+
+    block: int = 4
+    steps: int = 4
+    threshold: float = 0.85
+    temperature: float = 0.0
+    seed: int = 0
+
+
+def write_sdar(folder: Path, **fields: Any) -> Path:
+    """A tiny SDAR checkpoint: the weights of a tiny Qwen 3."""
+    tiny.write_tiny(CASE, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"model_type": "sdar", "architectures": ["SDARForCausalLM"], "block_size": 4, "mask_token_id": MASK}
+    path.write_text(json.dumps({**config, **fields}))
+    return folder
+
+
+def logits(tokens: Sequence[int], block: int) -> NDArray[np.float32]:
+    """Logits f32[n, V] of the backbone whose tokens see their whole block and all before it."""
+    positions = np.arange(len(tokens))
+    sees = positions[None, :] < ((positions // block + 1) * block)[:, None]
+    mask = torch.tensor(np.where(sees, 0.0, -np.inf)[None, None], dtype=torch.float32)
+    with torch.no_grad():
+        found = tiny._reference_model(CASE)(torch.tensor([list(tokens)]), attention_mask=mask, use_cache=False)
+    numbers: NDArray[np.float32] = found.logits[0].numpy()
+    return numbers
+
+
+def generate(prompt: Sequence[int], count: int, how: How, stop: int = -1) -> list[int]:
+    """The answer's tokens, to the end of the block with the last, or with `stop`, in it; cut there."""
+    text, end = list(prompt), len(prompt) + count
+    uniforms = Uniforms(how.seed)
+    while len(text) < end and stop not in text[len(prompt) :]:
+        begin = len(text) // how.block * how.block
+        text += [MASK] * (begin + how.block - len(text))
+        for step in range(how.steps + 1):
+            masked = [place for place in range(begin, len(text)) if text[place] == MASK]
+            if not masked:
+                break
+            rows = logits(text, how.block)[masked]
+            rows[:, tiny.TOKENS :] = rows[:, MASK] = -np.inf
+            drawn = [_draw(row, how, place, step, uniforms) for row, place in zip(rows, masked)]
+            share = how.block // how.steps + (step < how.block % how.steps)
+            confidence = np.array([one for _, one in drawn])
+            sure = np.flatnonzero(confidence > how.threshold)
+            kept = sure if len(sure) >= share else np.argsort(-confidence, kind="stable")[:share]
+            for one in kept:
+                text[masked[one]] = drawn[one][0]
+    answer = text[len(prompt) : end]
+    return answer[: answer.index(stop) + 1] if stop in answer else answer
+
+
+def _draw(row: NDArray[np.float32], how: How, position: int, step: int, uniforms: Uniforms) -> tuple[int, float]:
+    """A token, and its probability."""
+    weights = np.exp((row - row.max()).astype(np.float64) / (how.temperature or 1.0))
+    if not how.temperature:
+        return int(row.argmax()), 1 / weights.sum()
+    number = Canvas(Denoising(how.block, how.steps, how.threshold, MASK), [], step).number(position)
+    token = int(np.searchsorted(np.cumsum(weights), uniforms.at(number) * weights.sum(), side="right"))
+    return token, weights[token] / weights.sum()

@@ -1,0 +1,147 @@
+"""SDAR's tiny models: logits, and the answers of the published loop, token for token; one compile serves all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the references are computed by torch")
+pytest.importorskip("transformers", reason="the references are transformers models")
+
+import mlcpipe
+from mlcpipe.errors import TargetError, UsageError
+from mlcpipe.runtime.loading import load_bundle
+from mlcpipe.runtime.serving.batching import Batching
+from mlcpipe.runtime.serving.interface import Request
+from tests.conftest import QUICK
+from tests.models import tiny
+from tests.models.denoised import CASE, CONTEXT, How, generate, logits, write_sdar
+
+pytestmark = pytest.mark.full
+PROMPT = tiny.prompt_tokens(CASE, 21)
+ANSWERS = (
+    How(),
+    How(block=8, steps=3, threshold=1.0),
+    How(block=16, steps=16, threshold=0.2),
+    How(block=32, steps=8, threshold=0.3, temperature=0.9, seed=5),
+    How(block=64, steps=8, threshold=1.0),
+)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdar")
+    checkpoint = write_sdar(folder / "checkpoint")
+    return mlcpipe.compile(
+        checkpoint, target=QUICK, quantization="q0f32", output=folder / "bundle", context_length=CONTEXT
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(bundle: Path) -> Iterator[mlcpipe.Engine]:
+    with mlcpipe.Engine(bundle) as opened:
+        yield opened
+
+
+def sampling(how: How) -> mlcpipe.SamplingParams:
+    return mlcpipe.SamplingParams(
+        temperature=how.temperature, top_p=1.0, seed=how.seed, block=how.block, steps=how.steps,
+        threshold=how.threshold,
+    )  # fmt: skip
+
+
+def request(how: How, prompt: list[int], count: int, **options: object) -> Request:
+    return Request(prompt, count, sampling(how), **options)  # type: ignore[arg-type]
+
+
+def test_rows_see_their_block_and_all_before_it(engine: mlcpipe.Engine) -> None:
+    tokens = tiny.prompt_tokens(CASE, 90)
+    np.testing.assert_allclose(engine.logits(tokens), logits(tokens, 4), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ANSWERS, ids=lambda how: f"{how.block}")
+def test_the_published_loop_token_for_token(engine: mlcpipe.Engine, how: How) -> None:
+    engine.reset()
+    found = engine.generate(PROMPT, sampling=sampling(how), max_tokens=40, ignore_eos=True)
+    assert found.token_ids == generate(PROMPT, 40, how)
+    assert found.finish_reason == "length"
+
+
+def test_many_with_different_blocks_have_the_bits_of_each_alone(bundle: Path) -> None:
+    """In a cache that holds not all of them: some are preempted, and computed again."""
+    prompts = [tiny.prompt_tokens(CASE, 9 + 7 * i)[i:] for i in range(6)]
+    hows = [How(4), How(8, 4, 0.5), How(32, 8, 0.3, 0.9, 1), How(32, 8, 0.3, 0.9, 2), How(64, 8), How(4, 2, 0.4)]
+    batching = Batching(load_bundle(bundle), kv_tokens=CONTEXT + 64)
+    try:
+        with batching.together:
+            streams = [batching.submit(request(how, prompt, 50)) for how, prompt in zip(hows, prompts)]
+        together = [[event.token for event in stream] for stream in streams]
+        alone = [
+            [event.token for event in batching.submit(request(how, prompt, 50, namespace=str(i)))]
+            for i, (how, prompt) in enumerate(zip(hows, prompts))
+        ]
+        assert batching.stats().preemptions > 0
+    finally:
+        batching.close()
+    assert together == alone
+    assert together[1] == generate(prompts[1], 50, hows[1])
+
+
+def test_a_stop_token_inside_of_a_block_ends_the_answer(bundle: Path) -> None:
+    how = How(block=16, steps=4, threshold=0.3)
+    whole = generate(PROMPT, 40, how)
+    stop = next(token for at, token in enumerate(whole) if at >= 5 and token not in whole[:at] and (at + 5) % 16 < 14)
+    batching = Batching(load_bundle(bundle), kv_tokens=CONTEXT)
+    try:
+        events = list(batching.submit(request(how, PROMPT, 40, stop_ids=frozenset({stop}))))
+    finally:
+        batching.close()
+    assert [event.token for event in events] == generate(PROMPT, 40, how, stop)
+    assert events[-1].finish_reason == "stop"
+
+
+def test_finished_blocks_are_found_by_the_next_turn(bundle: Path) -> None:
+    """Blocks of two pages: a page is found only with the whole block, as its keys depend on all of it."""
+    how = How(block=32, steps=4, threshold=0.3)
+    batching = Batching(load_bundle(bundle), kv_tokens=2 * CONTEXT)
+    try:
+        first = [event.token for event in batching.submit(request(how, PROMPT, 60))]
+        turn = [*PROMPT, *first, 5, 6, 7]
+        again = list(batching.submit(request(how, turn, 20)))
+        differs = [*PROMPT[:20], 3, *first, 5, 6, 7]  # the first page is that of the first turn
+        other = list(batching.submit(request(how, differs, 20)))
+    finally:
+        batching.close()
+    assert again[-1].cached_tokens == 64
+    assert [event.token for event in again] == generate(turn, 20, how)
+    assert other[-1].cached_tokens == 0
+    assert [event.token for event in other] == generate(differs, 20, how)
+
+
+def test_an_answer_comes_block_by_block(engine: mlcpipe.Engine) -> None:
+    generation, answer = engine._maker.continuation(PROMPT, sampling(How(8, 8, 1.0)), (), 30, True)
+    engine._loop.begin([answer])
+    sizes = [len(events) for events in engine._loop.steps(answer)]
+    generation.chunks(engine._loop.steps(answer)).close()
+    assert sizes == [3, 8, 8, 8, 3]
+
+
+def test_what_needs_a_next_token_is_refused_by_name(engine: mlcpipe.Engine) -> None:
+    for call in (
+        lambda: engine.prefill(PROMPT),
+        lambda: engine.decode(3),
+        lambda: engine.generate(PROMPT, repetition_penalty=1.2),
+        lambda: engine.generate(PROMPT, logprobs=2),
+        lambda: engine.generate(PROMPT, block=48),
+    ):
+        with pytest.raises(UsageError, match="denoises blocks|block; expected a divisor of 64"):
+            call()
+
+
+def test_targets_without_the_kernels_are_refused_by_name(bundle: Path, tmp_path: Path) -> None:
+    for target in ("vulkan", "webgpu"):
+        with pytest.raises(TargetError, match="no text by diffusion"):
+            mlcpipe.compile(bundle.parent / "checkpoint", target=target, quantization="q0f32", output=tmp_path / target)

@@ -19,6 +19,8 @@ from mlcpipe.nn.language_model import blocks_of
 from mlcpipe.nn.names import CheckpointNames
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+# LLaDA 8B, Dream and DiffuCoder, which see the whole answer, and DiffusionGemma, which reads and writes by two passes.
+_WHOLE_ANSWERS = ("llada", "Dream", "dream", "diffusion_gemma")
 
 
 def model_types() -> list[str]:
@@ -50,6 +52,11 @@ def checkpoint_names(model_type: str) -> CheckpointNames:
 def build_model(config: Mapping[str, Any]) -> CausalLM:
     """The module for a config.json. Raises ConfigError for an unknown family or unsupported field."""
     model_type = config.get("model_type")
+    if model_type in _WHOLE_ANSWERS:
+        raise ConfigError(
+            "text by diffusion of a whole answer", where="config.json model_type", found=repr(model_type),
+            expected=f"a family that denoises blocks: {', '.join(diffusion_types())}",
+        )  # fmt: skip
     known = [*model_types(), *diffusion_types()]
     if not isinstance(model_type, str) or not _NAME.fullmatch(model_type) or model_type not in known:
         raise ConfigError(

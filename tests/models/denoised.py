@@ -11,18 +11,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from mlcpipe.runtime.random_numbers import Uniforms
 from mlcpipe.runtime.serving.canvas import Canvas, Denoising
 from tests.models import tiny
 
 CASE = tiny.TinyCase("qwen3", "default")
+EXPERTS = tiny.TinyCase("glm4_moe", "default", {"use_qk_norm": True})  # the layers of LLaDA 2
+SEED = 0
 MASK = tiny.TOKENS - 1
 CONTEXT = 128
 
@@ -38,28 +42,65 @@ class How:
     seed: int = 0
 
 
-def write_sdar(folder: Path, **fields: Any) -> Path:
+def write_sdar(folder: Path) -> Path:
     """A tiny SDAR checkpoint: the weights of a tiny Qwen 3."""
-    tiny.write_tiny(CASE, folder)
+    tiny.write_tiny(CASE, folder, seed=SEED)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config |= {"model_type": "sdar", "architectures": ["SDARForCausalLM"], "block_size": 4, "mask_token_id": MASK}
-    path.write_text(json.dumps({**config, **fields}))
+    path.write_text(json.dumps(config))
     return folder
 
 
-def logits(tokens: Sequence[int], block: int) -> NDArray[np.float32]:
+def write_llada2(folder: Path) -> Path:
+    """A tiny LLaDA 2 checkpoint: the weights of a tiny GLM 4 MoE, by the names of its authors' program."""
+    tiny.write_tiny(EXPERTS, folder, seed=SEED)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    renamed = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    config = {renamed.get(name, name): value for name, value in config.items() if not name.startswith("num_nextn")}
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope["partial_rotary_factor"]}
+    config |= {"model_type": "llada2_moe", "architectures": ["LLaDA2MoeModelLM"], "mask_token_id": MASK}
+    path.write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for prefix in [name.removesuffix("q_proj.weight") for name in tensors if name.endswith("q_proj.weight")]:
+        parts = [tensors.pop(f"{prefix}{one}_proj.weight") for one in "qkv"]
+        tensors[f"{prefix}query_key_value.weight"] = np.concatenate(parts)
+    save_file({_llada2_name(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def _llada2_name(name: str) -> str:
+    for own, published in (
+        ("self_attn.o_proj", "attention.dense"),
+        ("self_attn.q_norm", "attention.query_layernorm"),
+        ("self_attn.k_norm", "attention.key_layernorm"),
+        ("self_attn.", "attention."),
+        ("e_score_correction_bias", "expert_bias"),
+        ("embed_tokens", "word_embeddings"),
+    ):
+        name = name.replace(own, published)
+    return name
+
+
+@cache
+def _backbone(case: tiny.TinyCase) -> Any:
+    return tiny.build_model(case, SEED)
+
+
+def logits(tokens: Sequence[int], block: int, case: tiny.TinyCase = CASE) -> NDArray[np.float32]:
     """Logits f32[n, V] of the backbone whose tokens see their whole block and all before it."""
     positions = np.arange(len(tokens))
     sees = positions[None, :] < ((positions // block + 1) * block)[:, None]
     mask = torch.tensor(np.where(sees, 0.0, -np.inf)[None, None], dtype=torch.float32)
     with torch.no_grad():
-        found = tiny._reference_model(CASE)(torch.tensor([list(tokens)]), attention_mask=mask, use_cache=False)
+        found = _backbone(case)(torch.tensor([list(tokens)]), attention_mask=mask, use_cache=False)
     numbers: NDArray[np.float32] = found.logits[0].numpy()
     return numbers
 
 
-def generate(prompt: Sequence[int], count: int, how: How, stop: int = -1) -> list[int]:
+def generate(prompt: Sequence[int], count: int, how: How, stop: int = -1, case: tiny.TinyCase = CASE) -> list[int]:
     """The answer's tokens, to the end of the block with the last, or with `stop`, in it; cut there."""
     text, end = list(prompt), len(prompt) + count
     uniforms = Uniforms(how.seed)
@@ -70,7 +111,7 @@ def generate(prompt: Sequence[int], count: int, how: How, stop: int = -1) -> lis
             masked = [place for place in range(begin, len(text)) if text[place] == MASK]
             if not masked:
                 break
-            rows = logits(text, how.block)[masked]
+            rows = logits(text, how.block, case)[masked]
             rows[:, tiny.TOKENS :] = rows[:, MASK] = -np.inf
             drawn = [_draw(row, how, place, step, uniforms) for row, place in zip(rows, masked)]
             share = how.block // how.steps + (step < how.block % how.steps)

@@ -1,10 +1,11 @@
-"""SDAR's tiny models: logits, and the answers of the published loop, token for token; one compile serves all."""
+"""Tiny SDAR and LLaDA 2: logits, and the answers of the published loops, token for token; a compile of each serves all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -18,7 +19,8 @@ from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.interface import Request
 from tests.conftest import QUICK
 from tests.models import tiny
-from tests.models.denoised import CASE, CONTEXT, How, generate, logits, write_sdar
+from tests.models.denoised import CASE, CONTEXT, EXPERTS, How, generate, logits, write_llada2, write_sdar
+from tests.server.conftest import running_server
 
 pytestmark = pytest.mark.full
 PROMPT = tiny.prompt_tokens(CASE, 21)
@@ -68,6 +70,19 @@ def test_the_published_loop_token_for_token(engine: mlcpipe.Engine, how: How) ->
     found = engine.generate(PROMPT, sampling=sampling(how), max_tokens=40, ignore_eos=True)
     assert found.token_ids == generate(PROMPT, 40, how)
     assert found.finish_reason == "length"
+
+
+def test_llada_2_has_the_logits_and_the_answer_of_its_program(tmp_path: Path) -> None:
+    bundle = mlcpipe.compile(
+        write_llada2(tmp_path / "checkpoint"), target=QUICK, quantization="q0f32", output=tmp_path / "bundle",
+        context_length=CONTEXT,
+    )  # fmt: skip
+    how = How(block=32, steps=32, threshold=0.3)
+    with mlcpipe.Engine(bundle) as engine:
+        tokens = tiny.prompt_tokens(EXPERTS, 70)
+        np.testing.assert_allclose(engine.logits(tokens), logits(tokens, 32, EXPERTS), rtol=0, atol=1e-4)
+        found = engine.generate(PROMPT, temperature=0, threshold=how.threshold, max_tokens=30, ignore_eos=True)
+    assert found.token_ids == generate(PROMPT, 30, how, case=EXPERTS)
 
 
 def test_many_with_different_blocks_have_the_bits_of_each_alone(bundle: Path) -> None:
@@ -139,6 +154,17 @@ def test_what_needs_a_next_token_is_refused_by_name(engine: mlcpipe.Engine) -> N
     ):
         with pytest.raises(UsageError, match="denoises blocks|block; expected a divisor of 64"):
             call()
+
+
+@pytest.mark.everything
+def test_a_server_takes_the_settings(bundle: Path, engine: mlcpipe.Engine) -> None:
+    settings = {"temperature": 0, "block": 8, "steps": 2, "threshold": 1.0, "max_tokens": 20, "ignore_eos": True}
+    with running_server(bundle, "--threads", 2) as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+        found = client.post("/v1/completions", json={"prompt": PROMPT, **settings})
+        refused = client.post("/v1/completions", json={"prompt": PROMPT, **settings, "logprobs": 2})
+    expected = engine.generate(PROMPT, **settings)  # type: ignore[call-overload]
+    assert found.json()["choices"][0]["text"] == expected.text
+    assert refused.status_code == 400 and "logprobs" in refused.json()["error"]["message"]
 
 
 def test_targets_without_the_kernels_are_refused_by_name(bundle: Path, tmp_path: Path) -> None:

@@ -127,11 +127,17 @@ class Batching:
 
     def copy_prefix(self, tokens: abc.Sequence[int], namespace: str = "") -> Future[tuple[int, list[NDArray[np.int8]]]]:
         """As `ServingEngine.copy_prefix`."""
+        self._check_prefixes()
         return self._between_steps(copy_prefix(self._core, tokens, namespace))
 
     def restore_prefix(self, saved: SavedChat, namespace: str = "") -> Future[None]:
         """As `ServingEngine.restore_prefix`."""
+        self._check_prefixes()
         return self._between_steps(restore_prefix(self._core, saved, namespace))
+
+    def _check_prefixes(self) -> None:
+        """Raises UsageError for a model whose pages depend on settings of a request."""
+        check_options(self._core.bundle.manifest.model.diffusion, prefixes=True)
 
     def check_adapters(self) -> None:
         """As `ServingEngine.check_adapters`."""

@@ -34,9 +34,11 @@ def denoising_of(request: Request, info: DiffusionInfo | None, rows: int) -> Den
     return Denoising(block, steps, sampling.threshold or info.threshold, info.mask)
 
 
-def check_options(info: DiffusionInfo | None, *, context_shift: bool = False, drafts: bool = False) -> None:
-    """Raises UsageError for options of an engine that a model which denoises blocks cannot have."""
-    for name, asked in (("context shift", context_shift), ("drafts", drafts)):
+def check_options(
+    info: DiffusionInfo | None, *, context_shift: bool = False, drafts: bool = False, prefixes: bool = False
+) -> None:
+    """Raises UsageError for what an engine of a model which denoises blocks cannot do."""
+    for name, asked in (("context shift", context_shift), ("drafts", drafts), ("saved prefixes", prefixes)):
         if info is not None and asked:
             raise UsageError(f"a model that denoises blocks has no {name}", next_step="leave it out")
 

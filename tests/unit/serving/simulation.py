@@ -183,7 +183,7 @@ class Simulation:
                 mine, made = made[: len(rows.tokens)], made[len(rows.tokens) :]
                 draw(mine[len(mine) - rows.logits :])
         if step.prefill:
-            tokens = [token for s, begin, count, _ in step.prefill for token in s.tokens[begin : begin + count]]
+            tokens = [token for rows in step.prefill for token in rows.tokens]
             made = self._forward(prefill_spans(step.prefill), tokens, decode=False)
             for rows in step.prefill:
                 mine, made = made[: rows.rows], made[rows.rows :]

@@ -126,8 +126,8 @@ def test_settings_of_the_checkpoint_and_of_a_request() -> None:
     assert denoising_of(request, None, 64) is None
     with pytest.raises(UsageError, match="block is for models that denoise blocks"):
         denoising_of(own, None, 64)
-    for option in ("context_shift", "drafts"):
-        with pytest.raises(UsageError, match=option.replace("_", " ")):
+    for option, name in (("context_shift", "context shift"), ("drafts", "drafts"), ("prefixes", "saved prefixes")):
+        with pytest.raises(UsageError, match=name):
             check_options(INFO, **{option: True})
         check_options(None, **{option: True})
 

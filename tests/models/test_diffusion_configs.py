@@ -30,7 +30,7 @@ def test_settings_are_the_file_s_or_those_of_the_authors_program() -> None:
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"block_size": 12}, "block_size; .*a divisor of 64"),
+        ({"block_size": 12}, "block_size .*a divisor of 64"),
         ({"block_size": 128}, "block_size"),
         ({"denoising_steps": 5}, "denoising_steps"),
         ({"threshold": 1.5}, "threshold"),

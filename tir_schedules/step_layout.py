@@ -36,8 +36,8 @@ ROPE_POSITION = 14
 # windows are sequences, and its numbers count from there.
 SECOND = 15
 # Only for models whose rows see keys after their own. `sees[n]`: how many keys of its sequence each row sees; never
-# fewer than the row before it in the sequence, and none beyond the 64 keys, counted in whole 64s, that its own is in. It
-# has the number of SECOND, which no text model's step has.
+# fewer than the row before it in the sequence, and none beyond the 64 keys, counted in whole 64s, that its own is in.
+# It has the number of SECOND, which no text model's step has.
 SEES = 15
 # TABLES + g: where the table of group g begins. Entry i of a sequence is the page of its tokens 16 i to 16 i + 15; -1
 # where no row of the step sees them.

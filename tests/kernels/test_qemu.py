@@ -74,6 +74,9 @@ CUT = (*SHAPES[:3], SHAPES[13], SHAPES[15])
 PAGES, PAGES_F32, PAGES_Q8 = (library_of(shape) for shape in SHAPES[:3])
 PLAIN = ("q4f16_1", "norm", PAGES, PAGES_Q8, "timed-sampling")
 PLAIN_MORE = ("q0f16", PAGES_F32)
+# Of q4f16_1 all but these shapes; `everything` has all. Others have parts of tiles and groups, too.
+FEWER = "q4f16_1, fewer"
+LEFT_OUT = ((15, 33), (17, 64), (100, 96))
 INT8_SCHEMES, INT8_SHAPES = ("q4f16_1", "q8f16_1", "q8f16_0"), ((33, 600), (17, 640))
 # K in whole tiles, and not; a scale for 32, for a row.
 AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 600)), ("q8f16_0", (33, 600)),
@@ -92,7 +95,7 @@ INT8_RUNS = (
     *((HOST, f"int8-{name}") for _, name in sorted(NOT_EMULATED) if name in HERE and name != "amx_int8"),
 )
 RUNS = (
-    *((ARM, name) for name in PLAIN),
+    *((ARM, name) for name in (FEWER, *PLAIN[1:])),
     (HOST, PAGES),
     *INT8_RUNS,
     (AMX, "int8-amx_int8"),
@@ -104,7 +107,8 @@ MORE_RUNS = (
     *((machine, f"{name}{MORE}") for machine, name in INT8_RUNS),
 )
 # CPUs whose many rows have other kernels than those that test_alone.py runs, or other code.
-ALONE = ((DOTPROD, "neon_dotprod"), (I8MM, "neon_i8mm"), (AMX, "amx_int8"), (ARM, "float32"), (X86_64, "float32"))
+ALONE = ((DOTPROD, "neon_dotprod"), (I8MM, "neon_i8mm"), (AMX, "amx_int8"), (ARM, "float32"),
+         pytest.param(X86_64, "float32", marks=pytest.mark.everything))  # fmt: skip
 ALONE_SHAPES = (("q4f16_1", 33, 640), ("q8f16_1", 17, 160), ("q8f16_0", 17, 640))
 # Code for a newer CPU on an older one.
 TOO_NEW = (
@@ -118,6 +122,8 @@ pytestmark = pytest.mark.full
 @cache
 def library(name: str) -> tuple[Case, ...]:
     """The cases of a library; those of dot products that this machine lacks, too, in a few shapes."""
+    if name == FEWER:
+        return tuple(case for case in library("q4f16_1") if _shape(case) not in LEFT_OUT)
     if not name.startswith("int8-"):
         return tuple(all_cases.library(name))
     kind = name.removeprefix("int8-").removesuffix(MORE)
@@ -129,6 +135,11 @@ def library(name: str) -> tuple[Case, ...]:
     experts.add(Int8ExpertMatmul(kind, "IQ4_XS", 33, whole("IQ4_XS", 100), *INT8_EXPERTS[2:]).symbol)
     adapted = () if kind == "amx_int8" else adapted_cases(kind)  # of few rows, which have the code of avx512_vnni there
     return (*_int8_cases(kind, INT8_KEPT, matmuls, experts), *adapted)
+
+
+def _shape(case: Case) -> tuple[int, int] | None:
+    """N and K of a product of matrices."""
+    return (case.kernel.n, case.kernel.k) if isinstance(case.kernel, Matmul) else None
 
 
 def _int8_cases(

@@ -15,7 +15,8 @@ from tests.gpu.conftest import Gpu
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "q8", pytest.param("q4", marks=pytest.mark.everything)])
+@pytest.mark.full_cases("f32-vulkan", "f32-cuda")  # codes: tests/native/test_vulkan.py
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "q8", "q4"])
 def test_a_saved_chat(kv_cache_dtype: str, gpu: Gpu, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(head_dim=32))
     options = {"quantization": "q0f32", "kv_cache_dtype": kv_cache_dtype}

@@ -366,6 +366,7 @@ def test_code_that_is_linked_into_the_program(
     assert Runtime(app).open(data).generate(prompt(20, 272), max_tokens=9).tokens == expected.tokens
 
 
+@pytest.mark.full_cases("android-adreno")  # kernels of both: tests/kernels/test_golden.py
 @pytest.mark.parametrize("target", ["android-adreno", "android-mali"])
 def test_targets_for_phones(target: str, vulkan_bundle: Path, tiny_bundles: Any, tmp_path: Path) -> None:
     """Linked for Android, and in a project with the runtime's sources for Vulkan. No phone has run them."""

@@ -48,7 +48,7 @@ def test_every_phase_of_every_variant_is_written(
         job, "compiled_variants", lambda target: compiled_variants(target)[-2:]
     )  # the others take longest
     (tmp_path / "cpu.toml").write_text('base = "cpu"\n[tvm]\nopt-level = 0\n', encoding="utf-8")
-    folder = compiled(tmp_path, monkeypatch, str(tmp_path / "cpu.toml"), "q4f16_1")
+    folder = compiled(tmp_path, monkeypatch, str(tmp_path / "cpu.toml"), "q0f32")
     variants = [variant.name for variant in compiled_variants(load_target("cpu"))[-2:]]
     expected = {f"cpu/{phase.name}": files(phase) for phase in CPU_PHASES}
     for name in variants:
@@ -74,7 +74,7 @@ def test_companions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytes
         text = f"companions = {companions}\n{EXACT}"
         (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = dumped(compiled(tmp_path, monkeypatch, "board.toml", "auto"))
+    found = dumped(compiled(tmp_path, monkeypatch, "board.toml", "q0f32"))
     for name in ("board", "other"):
         (variant,) = compiled_variants(load_target("cpu-native"))
         assert found[f"{name}/{pipeline.MODEL.name}"] == files(pipeline.MODEL)
@@ -83,7 +83,7 @@ def test_companions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.full
 def test_phases_of_a_device_are_written(tmp_path: Path) -> None:
-    target, scheme = load_target("webgpu"), load_scheme("q4f16_1")
+    target, scheme = load_target("webgpu"), load_scheme("q0f32")
     state = export(prepare_model(TinyLlama(layers=1).config_json(), target, scheme), target, scheme, 64)
     build_for_device(pipeline.run(replace(state, dump=tmp_path), *pipeline.SHARED, pipeline.SCHEDULE))
     expected = {f"webgpu/{phase.name}": files(phase) for phase in pipeline.SHARED}

@@ -15,8 +15,10 @@ from tests.gpu.conftest import Gpu
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.mark.full_cases("f32-vulkan", "f32-cuda")  # codes: tests/native/test_vulkan.py
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "q8", "q4"])
+# Codes: tests/native/test_vulkan.py.
+@pytest.mark.parametrize(
+    "kv_cache_dtype", ["f32", *(pytest.param(name, marks=pytest.mark.everything) for name in ("q8", "q4"))]
+)
 def test_a_saved_chat(kv_cache_dtype: str, gpu: Gpu, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(head_dim=32))
     options = {"quantization": "q0f32", "kv_cache_dtype": kv_cache_dtype}

@@ -19,6 +19,7 @@ from mlcpipe.support.env import env
 from mlcpipe.support.files import local_path
 from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import Progress, SilentProgress, console_progress
+from mlcpipe.support.stage_options import check_stages, first_of, pairs
 
 if TYPE_CHECKING:
     from mlcpipe.bundle.memory import Need
@@ -45,6 +46,8 @@ def load(
     draft: Literal["lookup", "off"] | None = None,
     draft_model: str | Path | None = None,
     draft_head: str | None = None,
+    stages: Sequence[int] | None = None,
+    device_memory_bytes: int | None = None,
     progress: Progress | bool = True,
 ) -> Engine:
     """Load a model and return an engine. A checkpoint is compiled on first use and kept in the cache.
@@ -54,7 +57,8 @@ def load(
             `ollama://name[:tag]`, a checkpoint folder, a GGUF file, a bundle folder, or None for the demo model that
             comes with mlcpipe.
         device: `cpu`, `vulkan`, `vulkan:1`, `cuda` or `metal`. `auto` runs a bundle on the device it was compiled for
-            and a checkpoint on a GPU that holds it and was measured to be clearly faster than the CPU, else on the CPU.
+            and a checkpoint on a GPU that holds it and was measured to be clearly faster than the CPU, else on the CPU,
+            or on both. `vulkan,cpu` cuts a checkpoint into stages, as docs/stages.md says.
         quantization: how a checkpoint's weights are stored, as in `mlcpipe.compile`; None is q4f16_m, and keep for a
             quantized checkpoint.
         best: quantize a checkpoint as well as its bits allow, in minutes: method gptq of `mlcpipe.compile`.
@@ -68,6 +72,8 @@ def load(
         draft: how next tokens are guessed; see `Engine`. None is "off" without a draft model or head.
         draft_model: a smaller model with the same tokens that drafts, named as `model` is.
         draft_head: folder or `hf://` name of an EAGLE-3 head or Medusa heads, which the checkpoint is compiled with.
+        stages: layers on each of several devices; None is as many as fit on the fastest, the rest on the others.
+        device_memory_bytes: what stages on a GPU are planned to take at most; None is its free memory.
         progress: receives reports on downloading, compiling and loading; True shows a bar in a terminal or a notebook,
             False nothing.
 
@@ -88,11 +94,14 @@ def load(
         prepare = partial(
             prepare_bundle, quantization=quantization, best=best, kv_cache_dtype=kv_cache_dtype, progress=shown
         )
-        bundle = prepare(model, device, target=target, adapters=adapter is not None, draft_head=draft_head)
+        bundle = prepare(
+            model, device, target=target, adapters=adapter is not None, draft_head=draft_head, stages=stages,
+            device_memory_bytes=device_memory_bytes,
+        )  # fmt: skip
         drafts = None
         if draft_model is not None:
-            beside = _device_of(bundle) if device == AUTO and target is None else device
-            drafts = prepare(draft_model, beside, target=target)
+            beside = _device_of(bundle) if device == AUTO and target is None else first_of(device)
+            drafts = prepare(draft_model, beside, target=None if target is None else first_of(target))
         return Engine(
             bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
             context_shift=context_shift, draft=draft or ("lookup" if draft_head is not None else None),
@@ -130,6 +139,9 @@ def prepare_bundle(
     runs_here: bool = True,
     task: str = ANY,
     context: int | None = None,
+    stages: Sequence[int] | None = None,
+    device_memory_bytes: int | None = None,
+    whole: bool = False,
     chosen: Callable[[Place], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -140,16 +152,18 @@ def prepare_bundle(
     `draft_head` compiles it with a draft head, as in `mlcpipe.compile`; a bundle is an error.
     `quick` is as there; `runs_here` is false if a browser or another machine runs the bundle.
     `task` is one of `mlcpipe.support.defaults`, `context` the asked one: a checkpoint that does not do that is refused
-    before it is downloaded or compiled. `chosen` receives the choice of `auto` for a checkpoint; without it the
-    progress gets a note of the choice, if there is a GPU.
+    before it is downloaded or compiled. `stages` and `device_memory_bytes` are those of `load`;
+    with `whole`, `auto` cuts no model. `chosen`
+    receives the choice of `auto` for a checkpoint; without it the progress gets a note of it, if there is a GPU.
     Raises the errors of `load`.
     """
     from mlcpipe.compiler.automatic import Place
 
     progress = progress or SilentProgress()
-    if device != AUTO:
-        devices.kind_name(device)
+    for spec in () if device == AUTO else device.split(","):
+        devices.kind_name(spec)
     given = bundle_of(model)
+    check_stages(given, device, stages, adapters=adapters, draft_head=draft_head, best=best)
     if given is not None and draft_head is not None:
         raise UsageError(
             "a bundle takes no draft head", where=given,
@@ -165,15 +179,22 @@ def prepare_bundle(
         _check_bundle_task(given, task, model_title(model))
         return given
     kv_cache_dtype = kv_cache_dtype or AUTO
-    check_names(target or LOCAL_TARGET, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype)
+    for name in (target or LOCAL_TARGET).split(","):
+        check_names(name, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype)
     place = None
     if target is not None and not runs_here:
         place = Place(target)
     elif target is not None or device != AUTO or not runs_here:
-        place = Place(_target_here(device, target))  # before the work: does the device exist?
-    if runs_here:
-        _check_variant(LOCAL_TARGET if place is None else place.target)
-    wanted = Wanted(quantization, best, kv_cache_dtype, adapters, quick, runs_here, task, context)
+        place = Place(  # before the work: does the device exist?
+            ",".join(_target_here(*each) for each in pairs(device, target)),
+            devices=tuple(device.split(",")) if "," in device else (),
+        )  # fmt: skip
+    for name in (LOCAL_TARGET if place is None else place.target).split(",") if runs_here else ():
+        _check_variant(name)
+    wanted = Wanted(
+        quantization, best, kv_cache_dtype, adapters, quick, runs_here, task, context, stages, device_memory_bytes,
+        cuts=not (whole or quick or adapters or best or draft_head) and runs_here,
+    )  # fmt: skip
     bundle, place = _compiled(model, draft_head, wanted, place, progress)
     if chosen is not None and place.why:
         chosen(place)
@@ -205,6 +226,9 @@ class Wanted:
     runs_here: bool
     task: str
     context: int | None
+    stages: Sequence[int] | None = None
+    device_memory_bytes: int | None = None
+    cuts: bool = False
 
     @property
     def method(self) -> str | None:
@@ -251,9 +275,10 @@ def _compiled(
     private_folder(cache / "bundles")  # a cache that cannot be is known before the work
 
     def check(checkpoint: Checkpoint, download: Download | None) -> None:
-        found = place or choose(lambda target: wanted.needs(target, checkpoint, download), progress)
-        purpose = {"task": wanted.task, "disk": cache / "bundles", "runs_here": wanted.runs_here, "title": title}
-        wanted.judge(found.target, checkpoint, download, **purpose)
+        found = place or choose(lambda target: wanted.needs(target, checkpoint, download), progress, cuts=wanted.cuts)
+        here = wanted.runs_here and not found.devices  # a plan of stages judges their memory
+        purpose = {"task": wanted.task, "disk": cache / "bundles", "runs_here": here, "title": title}
+        wanted.judge(first_of(found.target), checkpoint, download, **purpose)
 
     path = demo_model_path() if model is None else resolve(model, progress, check=check)
     head = draft_head if draft_head in (None, NO_HEAD) else resolve(draft_head, progress)
@@ -266,14 +291,20 @@ def _compiled(
                  *["best"] * wanted.best, *["no head"] * (head == NO_HEAD))  # fmt: skip
         parts = (checkpoint.content_hash(cache / "hashes"), _source_hash(), *names)
 
-        def bundle_for(target: str) -> Path:
-            return cache / "bundles" / _cache_key(target, *parts)
+        def bundle_for(target: str, *stages: str) -> Path:
+            return cache / "bundles" / _cache_key(target, *parts, *stages)
 
         def needs(target: str) -> Iterator[Need]:
             return wanted.needs(target, checkpoint, None, [bundle_for(target), bundle_for(LOCAL_TARGET)])
 
-        place = place or choose(needs, progress)
-        bundle = bundle_for(place.target)
+        place = place or choose(needs, progress, cuts=wanted.cuts)
+        if place.devices:
+            from mlcpipe.compiler.staged_place import planned
+
+            place = planned(
+                place, checkpoint, quantization, wanted, lambda words: _cache_key(place.target, *parts, words)
+            )
+        bundle = bundle_for(place.target, *map(str, place.stages))
     if is_bundle(bundle):
         _check_bundle_task(bundle, wanted.task, title)
         record_use(cache, typed_name(model), bundle.name)
@@ -289,7 +320,7 @@ def _compiled(
                 mlcpipe.compile(
                     checkpoint.path, target=place.target, quantization=quantization,
                     kv_cache_dtype=wanted.kv_cache_dtype, adapters=wanted.adapters, draft_head=head, output=bundle,
-                    method=wanted.method, quick=wanted.quick, progress=progress,
+                    method=wanted.method, quick=wanted.quick, stages=place.stages or None, progress=progress,
                 )  # fmt: skip
     record_use(cache, typed_name(model), bundle.name)
     return bundle, place
@@ -386,10 +417,12 @@ def _target_here(device: str, target: str | None) -> str:
 
 
 def _device_of(bundle: Path) -> str:
-    """The kind of device that a bundle was compiled for."""
+    """The kind of device that a bundle, or its first stage, was compiled for."""
     from mlcpipe.bundle import read_manifest
+    from mlcpipe.bundle.stages import read_parts
 
-    return devices.kind_of(read_manifest(bundle, check_abi=False).target.variants[0])
+    first = read_parts(bundle, read_manifest(bundle, check_abi=False), check_abi=False)[0]
+    return devices.kind_of(first.manifest.target.variants[0])
 
 
 def _check_variant(target: str) -> None:
@@ -437,8 +470,11 @@ def _cache_key(target: str, *names: str) -> str:
     from mlcpipe.host.cpu_features import host_features
     from mlcpipe.host.versions import versions
 
-    description = Path(target).read_text(encoding="utf-8", errors="replace") if target.endswith(".toml") else target
-    parts = [description, *names, cpu_model(), sorted(host_features()), versions()]
+    described = [
+        Path(name).read_text(encoding="utf-8", errors="replace") if name.endswith(".toml") else name
+        for name in target.split(",")
+    ]
+    parts = [",".join(described), *names, cpu_model(), sorted(host_features()), versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

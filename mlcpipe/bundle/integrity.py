@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mlcpipe.bundle.manifest import FileInfo, Manifest
 from mlcpipe.bundle.tensor_cache import RECOMPILE, TENSOR_CACHE, read_tensor_cache
@@ -51,11 +51,13 @@ def verify(
     for path, info in manifest.files.items():
         _check_size(directory, path, info)
     shards: set[str] = set()
-    if TENSOR_CACHE in manifest.files:
-        _check_hash(directory, TENSOR_CACHE, manifest.files[TENSOR_CACHE], progress)
-        shards = {shard.dataPath for shard in read_tensor_cache(directory).records}
+    indices = [path for path in manifest.files if PurePosixPath(path).name == TENSOR_CACHE]  # each stage has one
+    for path in indices:
+        _check_hash(directory, path, manifest.files[path], progress)
+        folder = PurePosixPath(path).parent
+        shards |= {str(folder / shard.dataPath) for shard in read_tensor_cache(directory / folder).records}
     for path, info in manifest.files.items():
-        if path == TENSOR_CACHE:
+        if path in indices:
             continue
         if path not in shards:
             _check_hash(directory, path, info, progress)

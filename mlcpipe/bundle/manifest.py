@@ -23,10 +23,12 @@ from mlcpipe.support.atomic import atomic_write
 from mlcpipe.support.generated import shell_word
 from mlcpipe.support.json_files import Items, Table, read_json_object, validated
 from tir_schedules.sampling import SIGNATURES, sampling_names
+from tir_schedules.step_layout import MAX_GROUPS
 
 MANIFEST = "mlcpipe.json"
 _WEIGHTS_OF_CHECKPOINTS = ("model.safetensors", "model.safetensors.index.json")
 FORMAT_VERSION = 4
+MAX_STAGES = 64
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_MANIFEST_VALUES = 200_000  # a model of 405 billion parameters has 2,000 parameters and 6,400 shards: 60,000
 
@@ -47,6 +49,14 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
         *_common(own_pages=True),
     ),
     "blocks": (_PREFILL, _COPY_PAGES, *_common(own_pages=True, blocks=True)),
+    "stage": (
+        "decode(rows: i32[b] or f32[b, d], step: i32[k], handed: f32[b, d], states, params) -> handed",
+        "prefill(rows: i32[n] or f32[n, d], step: i32[k], handed: f32[n, d], states, params) -> handed",
+        "decode(rows: f32[b, d], step: i32[k], logits: f32[b, V], states, params) -> logits",
+        "prefill(rows: f32[n, d], wanted: i32[r], step: i32[k], logits: f32[r, V], states, params) -> logits",
+        "copy_pages(pairs: [i32[c, 2] of each group], states) -> states",
+        *_common(own_pages=True),
+    ),
     "texts": (
         "embed_texts(tokens: i32[n], types: i32[n], rows: i32[r], step: i32[k], embeddings: f32[r, d], states, params)"
         " -> embeddings",
@@ -66,8 +76,8 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
 """Signatures of the library functions that a host calls, by who owns the KV cache; part of the ABI hash.
 
 `pages`: the runtime, as `tir_schedules/step_layout.py` says; `blocks`, of models that denoise them; `texts`, of models
-that embed them. `tvm`: TVM's object,
-as MLC's published contract says.
+that embed them; `stage`, of a run of a model's layers: the first takes tokens, the last, which alone samples, gives
+logits. `tvm`: TVM's object, as MLC's published contract says.
 """
 
 
@@ -290,6 +300,16 @@ class DiffusionInfo(Frozen):
         return self
 
 
+class StageInfo(Frozen):
+    """A run of a model's layers that has a bundle of its own, in a folder of the model's."""
+
+    begin: Count
+    end: Positive = Field(description="layers, this one not included")
+    windows: Annotated[Items[Count], Field(min_length=1, max_length=MAX_GROUPS)] = Field(
+        description="of the whole model's groups of pages, whose ids all stages share"
+    )
+
+
 class ModelInfo(Frozen):
     """The model's shape; lengths in tokens."""
 
@@ -325,6 +345,7 @@ class ModelInfo(Frozen):
         default=(),
         description="parameters of which functions take the rows of their tokens alone, row 0 for tokens beyond them",
     )
+    stage: StageInfo | None = Field(default=None, description="of a part of a bundle in stages")
 
 
 class ParamInfo(Frozen):
@@ -385,6 +406,10 @@ class Manifest(Frozen):
         default=(), description="`text_hash` of the texts that weights or their bits were fitted to"
     )
     quality: QualityInfo | None = Field(default=None, description="what `mlcpipe quality` measured, if it was run")
+    stages: Annotated[Items[RelativePath], Field(max_length=MAX_STAGES)] = Field(
+        default=(),
+        description="the folders of its stages in order, each a bundle; library, target and kernels are then theirs",
+    )
     files: Table[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")
 
     @field_validator("params")

@@ -32,10 +32,11 @@ class Units:
         """Units of a state."""
         return self.slots if state.kind == "slot" else self.pages[group_of(states, state)]
 
-    def nbytes(self, states: Sequence[State]) -> int:
-        """Bytes of all states."""
+    def nbytes(self, states: Sequence[State], of: Sequence[State] | None = None) -> int:
+        """Bytes of all states, or of those of a stage."""
         count = dict(zip(windows_of(states), self.pages))
-        return sum((self.slots if one.kind == "slot" else count[one.window]) * one.unit_bytes for one in states)
+        counted = states if of is None else of
+        return sum((self.slots if one.kind == "slot" else count[one.window]) * one.unit_bytes for one in counted)
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,12 @@ def draft_head_bytes(model: ModelInfo, kv_tokens: int) -> int:
     return -(-kv_tokens // PAGE) * head.page_bytes + 4 * numbers
 
 
-def engine_bytes(manifest: Manifest, context: int, kv_tokens: int) -> int:
-    """What an engine takes for a KV cache of `kv_tokens` tokens, in sequences of up to `context`, and a draft head."""
-    states = many_sequences(manifest, context, kv_tokens).nbytes(manifest.states)
+def engine_bytes(manifest: Manifest, context: int, kv_tokens: int, of: Sequence[State] | None = None) -> int:
+    """What an engine takes for a KV cache of `kv_tokens` tokens, in sequences of up to `context`, and a draft head.
+
+    `of`: the states of a stage alone.
+    """
+    states = many_sequences(manifest, context, kv_tokens).nbytes(manifest.states, of)
     return states + draft_head_bytes(manifest.model, kv_tokens)
 
 
@@ -125,12 +129,15 @@ def logits_bytes(model: ModelInfo) -> int:
     return 4 * (2 + (model.draft_heads > 0)) * model.max_batch * model.vocab_size
 
 
-def context_that_fits(manifest: Manifest, room: int) -> int:
-    """Tokens of a single conversation whose states take at most `room` bytes, at most the model's context."""
+def context_that_fits(manifest: Manifest, room: int, of: Sequence[State] | None = None) -> int:
+    """Tokens of a single conversation whose states take at most `room` bytes, at most the model's context.
+
+    `of`: the states of a stage alone.
+    """
     least, most = 0, manifest.model.context_length
     while least < most:
         middle = (least + most + 1) // 2
-        if one_sequence(manifest, middle).nbytes(manifest.states) <= room:
+        if one_sequence(manifest, middle).nbytes(manifest.states, of) <= room:
             least = middle
         else:
             most = middle - 1

@@ -24,8 +24,10 @@ from mlcpipe.cli.options import (
     MethodOption,
     OverwriteOption,
     QuantizationOption,
+    StagesOption,
     check_at_least_one,
     method_of_best,
+    stages_of,
 )
 from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
@@ -66,6 +68,7 @@ def compile_command(
         bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, chosen at run time.")
     ] = False,
     draft_head: DraftHeadOption = None,
+    stages: StagesOption = None,
     no_tokenizer: Annotated[
         bool,
         typer.Option("--no-tokenizer", help="The bundle takes token ids alone: the checkpoint needs no tokenizer."),
@@ -100,6 +103,8 @@ def compile_command(
 
     `mlcpipe compile ./Qwen3-0.6B --target webgpu --quantization auto -o qwen3-web`
 
+    `mlcpipe compile ./Qwen3-0.6B --target vulkan,cpu --stages 20,8 -o qwen3-in-stages`
+
     `mlcpipe compile ./Qwen3-0.6B --quantization q3f16_1 --require "kld<=0.1,top1>=0.9" -o qwen3-small`
     """
     check_at_least_one(context=context, tokens=tokens)
@@ -108,7 +113,14 @@ def compile_command(
     from mlcpipe.bundle import MANIFEST, read_manifest
 
     check_early(output, MANIFEST if overwrite else "")
-    check_names(target, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype or AUTO)
+    targets, counts = target.split(","), stages_of(stages)
+    if counts is None and len(targets) > 1:
+        raise UsageError(
+            "--target names several targets", found=target, expected="--stages, such as 12,4",
+            next_step="`mlcpipe inspect MODEL --devices vulkan,cpu` plans them",
+        )  # fmt: skip
+    for name in targets:
+        check_names(name, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype or AUTO)
     check_bits(bits_per_weight, bits_text, quantization)
     import mlcpipe
     from mlcpipe.checkpoint import open_checkpoint, resolve
@@ -118,14 +130,15 @@ def compile_command(
 
     requirements = parse_requirements(require)
     if requirements:
-        check_runs_here(target)
+        for name in targets:
+            check_runs_here(name)
     elif text or tokens:
         raise UsageError(f"--{'text' if text else 'tokens'} has no effect", next_step="use it with --require")
     check_texts(calibration, bits_text, text)
     with console_progress(stderr_console()) as progress:
         task = ANY if no_tokenizer else SERVE
         purpose = Purpose(
-            target, quantization, kv_cache_dtype or AUTO, task, context, output, title=model, method=method
+            targets[0], quantization, kv_cache_dtype or AUTO, task, context, output, title=model, method=method
         )
         checkpoint = resolve(model, progress, check=purpose.check)
         with naming(model, checkpoint):
@@ -138,7 +151,7 @@ def compile_command(
             bundle = mlcpipe.compile(
                 checkpoint,
                 target=target,
-                quantization=_recipe(checkpoint, target, bits_per_weight, bits_text, progress) or quantization,
+                quantization=_recipe(checkpoint, targets[0], bits_per_weight, bits_text, progress) or quantization,
                 output=output,
                 method=method,
                 calibration=calibration,
@@ -146,13 +159,14 @@ def compile_command(
                 kv_cache_dtype=kv_cache_dtype or AUTO,
                 adapters=adapters,
                 draft_head=head,
+                stages=counts,
                 quick=quick,
                 overwrite=overwrite,
                 check=check,
                 progress=progress,
             )
     manifest = read_manifest(bundle)
-    bits = _bits_per_weight(manifest, checkpoint, head)
+    bits = _bits_per_weight(bundle, manifest, checkpoint, head)
     if as_json:
         print_json(_summary(bundle, manifest, bits, progress))
     else:
@@ -209,12 +223,13 @@ def _quality_check(
     return measured
 
 
-def _bits_per_weight(manifest: Manifest, checkpoint: Path, draft_head: Path | str | None) -> float:
+def _bits_per_weight(bundle: Path, manifest: Manifest, checkpoint: Path, draft_head: Path | str | None) -> float:
     """Stored bits, including scales and second copies, per number of the used tensors."""
+    from mlcpipe.bundle.stages import read_parts
     from mlcpipe.checkpoint import open_checkpoint
     from mlcpipe.checkpoint.draft_heads import with_draft_head
 
-    used = {source for param in manifest.params for source in param.sources}
+    used = {s for part in read_parts(bundle, manifest) for param in part.manifest.params for s in param.sources}
     opened = open_checkpoint(checkpoint)
     tensors = (opened if draft_head is None else with_draft_head(opened, draft_head)).tensors
     numbers = sum(math.prod(tensors[name].shape) for name in used if name in tensors)
@@ -242,7 +257,8 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
         ("bundle", str(bundle)),
         ("size", byte_size(sum(info.bytes for info in manifest.files.values()))),
         ("model", f"{manifest.model.model_type}, {manifest.model.num_layers} layers"),
-        ("target", f"{manifest.target.name}: {manifest.target.triple}"),
+        ("target", f"{manifest.target.name}: {manifest.target.triple}" if not manifest.stages
+                   else f"{len(manifest.stages)} stages: {', '.join(manifest.stages)}"),
         ("quantization", f"{manifest.quantization}, {bits:.2f} bits per weight"),
         ("weights in memory", byte_size(plan.weights_bytes)),
         ("KV cache", f"{byte_size(kv)} a token, {byte_size(kv * manifest.model.context_length)} for all "

@@ -13,9 +13,13 @@ from mlcpipe.cli.options import (
     BitsOption,
     BitsTextOption,
     CompileTargetOption,
+    ContextOption,
+    DeviceMemoryOption,
     JsonOption,
     MethodOption,
     QuantizationOption,
+    StagesOption,
+    check_at_least_one,
 )
 from mlcpipe.cli.quality import quality_lines
 from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, say, stdout_console
@@ -44,6 +48,16 @@ def inspect_command(
     bits_per_weight: BitsOption = None,
     bits_text: BitsTextOption = None,
     target: CompileTargetOption = DEFAULT_TARGET,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Plan stages of a checkpoint for these devices, such as vulkan,cpu.",
+        ),
+    ] = None,
+    stages: StagesOption = None,
+    device_memory_bytes: DeviceMemoryOption = None,
+    context: ContextOption = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the recipe for --quantization into this .toml file.")
     ] = None,
@@ -62,7 +76,21 @@ def inspect_command(
     `mlcpipe inspect ./my-bundle --kernels`
 
     `mlcpipe inspect ./Qwen3-0.6B --bits-per-weight 4.8 -o recipe.toml`
+
+    `mlcpipe inspect ./Qwen3-30B-A3B --devices vulkan,cpu`
     """
+    check_at_least_one(context=context)
+    if devices is None:
+        alone = {"stages": stages, "device-memory-bytes": device_memory_bytes, "context": context}
+        for name, value in alone.items():
+            if value is not None:
+                raise UsageError(f"--{name} has no effect", expected="--devices", found="none")
+    else:
+        from mlcpipe.cli.inspect_stages import print_plan
+
+        others = (kernels, params, method, bits_per_weight, bits_text, output)
+        print_plan(model, devices, stages, quantization, device_memory_bytes, context, others, as_json=as_json)
+        return
     bundle = local_path(model)
     if bundle is None or not is_bundle(bundle):
         if kernels or params:
@@ -81,11 +109,22 @@ def inspect_command(
         print_json(manifest.model_dump(mode="json"))
         return
     console = stdout_console()
-    if kernels:
-        _print_kernels(console, manifest)
-    if params:
-        _print_params(console, manifest)
-    if not kernels and not params:
+    from mlcpipe.bundle.stages import read_parts
+
+    parts = read_parts(bundle, manifest, check_abi=False)
+    for part in parts if kernels or params else ():
+        if manifest.stages:
+            say(console, part.folder.name)
+        if kernels:
+            _print_kernels(console, part.manifest)
+        if params:
+            _print_params(console, part.manifest)
+    if not kernels and not params and manifest.stages:
+        from mlcpipe.cli.inspect_stages import print_stages
+
+        print_rows(console, _overview(bundle, manifest))
+        print_stages(console, manifest, parts)
+    elif not kernels and not params:
         _print_overview(console, bundle, manifest)
 
 

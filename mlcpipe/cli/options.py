@@ -85,7 +85,23 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         help="Where to run: cpu, vulkan (the best GPU), vulkan:1 (the next), cuda or metal; auto is the device that a "
-        "bundle was compiled for, and for a checkpoint a GPU that holds it and is clearly faster, else the CPU."
+        "bundle was compiled for, and for a checkpoint a GPU that holds it and is clearly faster, else the CPU, or "
+        "both. vulkan,cpu cuts a checkpoint into stages: docs/stages.md."
+    ),
+]
+StagesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,M",
+        help="With several devices or targets, as in vulkan,cpu: how many layers each gets. (default: as many as "
+        "fit on the fastest, the rest on the others)",
+    ),
+]
+DeviceMemoryOption = Annotated[
+    int | None,
+    typer.Option(
+        help="With several devices: bytes that layers on a GPU are planned to take. (default: what is free there)",
+        min=1,
     ),
 ]
 ContextOption = Annotated[int | None, typer.Option(help="The longest chat, in tokens. (default: the model's)")]
@@ -110,6 +126,13 @@ DraftHeadOption = Annotated[
 AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def stages_of(text: str | None) -> tuple[int, ...] | None:
+    """The numbers of --stages. Raises UsageError."""
+    from mlcpipe.bundle.stages import counts_of  # needs pydantic
+
+    return None if text is None else counts_of(text)
 
 
 def bundle_folder(text: str) -> Path:

@@ -44,6 +44,7 @@ def serve_command(options: ServeOptions) -> None:
     `mlcpipe serve ./chat ./coder --embed ./bge-small --ttl 600`
     """
     options.check()
+    from mlcpipe.bundle.stages import check_one_device
     from mlcpipe.server.app import create_app
     from mlcpipe.server.guard import Rules, is_loopback, namespace_of
     from mlcpipe.server.run import bound_socket, check_tls, serve
@@ -95,6 +96,7 @@ def serve_command(options: ServeOptions) -> None:
         bundles = _prepared(options)
         manifest = manifest_of(bundles.own, **options.for_answers())
         if options.ray is not None:
+            check_one_device(bundles.own, manifest, "--ray")
             check_on_host(manifest, options.device)
         names = (options.name or name_of(options.first, manifest), *(options.alias or ()))
         on_address = f"{names[0]} on {address}  (Ctrl-C stops the server)"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mlcpipe.cli.options import stages_of
 from mlcpipe.cli.serve_embeddings import facts_of, manifest_of
 from mlcpipe.cli.serve_options import ServeOptions
 from mlcpipe.devices import kind_of
@@ -15,6 +16,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.loading import engine_device, is_bundle
 from mlcpipe.support.defaults import AUTO, SERVE
 from mlcpipe.support.files import HUB_SCHEME, OLLAMA_SCHEME
+from mlcpipe.support.stage_options import first_of
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
@@ -39,10 +41,13 @@ def prepare(options: ServeOptions, make: Callable[..., Path]) -> Bundles:
     }  # fmt: skip
     own = make(
         options.first, device, best=options.best, adapters=options.with_adapters, draft_head=options.draft_head,
-        task=SERVE, context=options.context, **choices,
+        task=SERVE, context=options.context, stages=stages_of(options.stages),
+        device_memory_bytes=options.device_memory_bytes, whole=options.many, **choices,
     )  # fmt: skip
     if automatic and (options.draft_model or options.semantic_cache):
         device = kind_of(manifest_of(own).target.variants[0])  # whose memory is divided among all
+    elif "," in device:
+        device, choices["target"] = first_of(device), None
     drafts = None if options.draft_model is None else make(options.draft_model, device, **choices)
     encoder = None if options.semantic_cache is None else make(options.semantic_cache, device)
     return Bundles(own, drafts, encoder)
@@ -91,7 +96,7 @@ def load(
     )
     smaller = None if bundles.drafts is None else open_draft_model(bundles.drafts, bundle, tokenizer, device)
     manifest = bundle.manifest
-    about = {**facts_of(manifest), "device": bundle.device.description}
+    about = {**facts_of(manifest), "device": bundle.place}
     defaults = bundle_sampling(bundles.own, DEFAULTS)
     packed = [read_packed(path, name, manifest.model) for name, path in options.adapters.items()]
     if taken := set(names) & options.adapters.keys():

@@ -57,8 +57,10 @@ class CommandModel:
 
     def _read(self, bundle: Path) -> Manifest:
         from mlcpipe.bundle import read_manifest
+        from mlcpipe.bundle.stages import check_one_device
 
         manifest = read_manifest(bundle)
+        check_one_device(bundle, manifest, "a server of several models")
         self._folder, self._card, self._manifest = bundle, None, manifest
         embedding = manifest.model.embedding
         self.kind = "text" if embedding is None else "rerank" if embedding.task == "rerank" else "embed"

@@ -14,10 +14,12 @@ from mlcpipe.cli.options import (
     BestOption,
     ContextOption,
     ContextShiftOption,
+    DeviceMemoryOption,
     DeviceOption,
     DraftHeadOption,
     KvCacheDtypeOption,
     QuantizationOption,
+    StagesOption,
     TargetOption,
     ThreadsOption,
     check_at_least_one,
@@ -210,6 +212,8 @@ class ServeOptions:
     context: ContextOption = None
     context_shift: ContextShiftOption = False
     device: DeviceOption = AUTO
+    stages: StagesOption = None
+    device_memory_bytes: DeviceMemoryOption = None
     threads: ThreadsOption = None
     target: TargetOption = None
     quantization: QuantizationOption = None
@@ -303,6 +307,8 @@ class ServeOptions:
             raise UsageError("--share-prompts has no effect", expected="two keys or more", found=len(set(self.keys)))
         if self.adapter_folder and not self.keys:
             raise UsageError("--adapter-folder has no effect", expected="--api-key", found="no key")
+        if self.ray is not None and (self.stages is not None or "," in self.device):
+            raise UsageError("--ray", expected="a model on the CPU, in one piece", found=f"--device {self.device}")
         _ = self.adapters
         self._check_many()
 
@@ -311,6 +317,8 @@ class ServeOptions:
             for name, value in (("pin", self.pin), ("memory-bytes", self.memory_bytes)):
                 if value is not None:
                     raise UsageError(f"--{name} has no effect", expected="several models, or --ttl", found="one model")
+        elif self.stages is not None or "," in self.device:
+            raise UsageError("stages", expected="one model, without --ttl", found="several, or --ttl")
         elif self.ray is not None:
             raise UsageError("--ray", expected="one model, without --ttl", found="several, or --ttl")
         elif not self.model and (self.embed or self.models):

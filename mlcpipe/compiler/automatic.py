@@ -20,29 +20,37 @@ from mlcpipe.support.progress import Progress
 # Decode reads 82 % of a CPU's bandwidth and 53 % of a GPU's rate of copies (docs/benchmarks.md): at 1.5 times the CPU's
 # they decode alike, and the GPU is faster at prompts, which are bound by arithmetic.
 GAIN = 1.5
+STAGES_GAIN = 1.2  # of a GPU for some of the layers, whose states cross over, beside the CPU alone
 STEP_S = 1e-3  # of launches and small kernels in a decode step of a GPU, however small the model
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a checkpoint is compiled for, and why; `saw_gpu`: there was a choice. `gb_s` is how fast a GPU reads."""
+    """What a checkpoint is compiled for, and why; `saw_gpu`: there was a choice. `gb_s` is how fast a GPU reads.
+
+    With several `devices`, values of `--device`, `target` has as many targets, with commas between them, and the model
+    is cut into stages of so many layers: `stages`, once they are planned.
+    """
 
     target: str
     why: str = ""
     saw_gpu: bool = False
     gb_s: float = 0.0
+    devices: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
 
 
-def choose(needs: Callable[[str], Iterable[Need]], progress: Progress) -> Place:
+def choose(needs: Callable[[str], Iterable[Need]], progress: Progress, *, cuts: bool = False) -> Place:
     """The place for a model: the first kind of GPU that is clearly faster and holds it, or the CPU.
 
-    Where a later kind is taken, `why` has the reason against the first. `needs` are estimates of what the model takes
+    Where a later kind is taken, `why` has the reason against the first. With `cuts`, a model that a GPU does not hold
+    is for both in stages, where that is clearly faster than the CPU. `needs` are estimates of what the model takes
     with a target, the cheap ones first; it may raise an error that tells why the target does not do.
     """
     reasons: list[str] = []
     for name in devices.gpu_kinds():
         try:
-            place = _on_gpu(name, needs, progress)
+            place = _on_gpu(name, needs, progress, cuts)
         except MlcpipeError as error:
             place = "; ".join(filter(None, (error.what, error.next_step)))
         except (OSError, RuntimeError) as error:  # of a broken driver
@@ -54,7 +62,7 @@ def choose(needs: Callable[[str], Iterable[Need]], progress: Progress) -> Place:
     return Place(target, reasons[0] if reasons else "no GPU was found", bool(reasons))
 
 
-def _on_gpu(name: str, needs: Callable[[str], Iterable[Need]], progress: Progress) -> Place | str:
+def _on_gpu(name: str, needs: Callable[[str], Iterable[Need]], progress: Progress, cuts: bool) -> Place | str:
     """The place on the first GPU of a kind, or why it is not taken, "" if there is none. Raises MlcpipeError."""
     kept = KeptSpeed.of(name, env().cache_dir)
     if kept is None:
@@ -78,7 +86,10 @@ def _on_gpu(name: str, needs: Callable[[str], Iterable[Need]], progress: Progres
         with device.errors():
             free = device.free_memory()
         if lack := refusal(need, speed, free, cpu_gb_s):
-            return lack
+            cpu = devices.choose("cpu")
+            if not cuts or device.in_host_memory or not gains_in_stages(need, speed, free, cpu_gb_s):
+                return lack
+            return Place(f"{target},{cpu.best_target()}", lack, True, speed.gb_s, (device.spec, cpu.spec))
     return Place(target, _compared(speed, cpu_gb_s), True, speed.gb_s)
 
 
@@ -90,6 +101,16 @@ def refusal(need: Need, speed: Speed, free: FreeMemory, cpu_gb_s: float) -> str:
     if token_s(need, cpu_gb_s) < GAIN * token_s(need, speed.gb_s, STEP_S):
         return f"{name} gains nothing for a model of {byte_size(need.read)}"
     return ""
+
+
+def gains_in_stages(need: Need, speed: Speed, free: FreeMemory, cpu_gb_s: float) -> bool:
+    """Whether a model that a GPU does not hold decodes clearly faster with as many of its layers there as fit."""
+    if need.nbytes <= free.nbytes or not need.weights:
+        return False
+    share = max(0.0, free.nbytes - need.running) / (need.weights + need.states)
+    apart = [replace(need, read=int(need.read * part)) for part in (share, 1 - share)]
+    in_stages = token_s(apart[0], speed.gb_s, STEP_S) + token_s(apart[1], cpu_gb_s)
+    return token_s(need, cpu_gb_s) >= STAGES_GAIN * in_stages
 
 
 def token_s(need: Need, gb_s: float, step_s: float = 0.0) -> float:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-from mlcpipe.bundle import MANIFEST, MLC_CONFIG, FileInfo, write_manifest
+from mlcpipe.bundle import MANIFEST, MLC_CONFIG, FileInfo, Manifest, write_manifest
 from mlcpipe.bundle.integrity import file_info
 from mlcpipe.bundle.origin import accept, forget
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
@@ -26,6 +26,7 @@ from mlcpipe.compiler.export import with_metadata
 from mlcpipe.compiler.job import Job, lower, lower_companion
 from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metadata, manifest, mlc_config
 from mlcpipe.compiler.preflight import BUNDLE_BYTES, Purpose
+from mlcpipe.compiler.stages import StagePart, check_options, lower_stages, parts_of, write_stages
 from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.errors import ConfigError
 from mlcpipe.host.finding import byte_size
@@ -36,7 +37,7 @@ from mlcpipe.quantization.packing import method_of
 from mlcpipe.quantization.recipe import QuantizationRecipe, block_columns
 from mlcpipe.support import debug
 from mlcpipe.support.atomic import atomic_directory
-from mlcpipe.support.defaults import AUTO, DEFAULT_TARGET, GPTQ, KEEP, UNIFORM_QUANTIZATION
+from mlcpipe.support.defaults import AUTO, AWQ, DEFAULT_TARGET, GPTQ, KEEP, NO_CALIBRATION, UNIFORM_QUANTIZATION
 from mlcpipe.support.progress import Progress, SilentProgress
 from mlcpipe.targets import Variant, load_target
 from mlcpipe.weights.convert import check_memory, convert_weights, quantized
@@ -54,6 +55,7 @@ def compile(
     kv_cache_dtype: str = "auto",
     adapters: bool = False,
     draft_head: str | Path | None = None,
+    stages: Sequence[int] | None = None,
     quick: bool = False,
     overwrite: bool = False,
     check: Callable[[Path], object] | None = None,
@@ -82,6 +84,8 @@ def compile(
         adapters: the bundle can run with LoRA adapters, chosen at run time.
         draft_head: a folder with an EAGLE-3 head or Medusa heads for the model, or `hf://org/name`: answers are drafted
             with them; `none` leaves out the layer that drafts in the checkpoint itself.
+        stages: numbers of layers: the first so many run on one device, the next on another. `target` names one target
+            for each, as in "vulkan,cpu", or one for all.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.
         check: called with the complete bundle before it appears as `output`; if it raises, no bundle is written.
@@ -89,8 +93,20 @@ def compile(
     Raises an error of `mlcpipe.errors` that says what, where and what to do.
     """
     progress = progress or SilentProgress()
-    purpose = Purpose(target, quantization, kv_cache_dtype, disk=Path(output), title=str(checkpoint), method=method)
+    purpose = Purpose(
+        target.split(",")[0] if stages is not None else target, quantization, kv_cache_dtype, disk=Path(output),
+        title=str(checkpoint), method=method,
+    )  # fmt: skip
     source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
+    if stages is not None:
+        fitted = calibration not in (None, NO_CALIBRATION) or method in (AWQ, GPTQ)
+        given = source.quantization(quantization) if quantization is None else quantization
+        check_options(given, adapters=adapters, draft_head=draft_head not in (None, NO_HEAD), fitted=fitted)
+        quantization = _quantization(source, quantization, progress)
+        progress.stage("lower the model")
+        parts = parts_of(source, target, stages)
+        jobs = lower_stages(source, parts, quantization, context_length, kv_cache_dtype)
+        return _compile_stages(parts, jobs, Path(output), method, quick, overwrite, check, progress)
     if draft_head is not None:
         source = with_draft_head(source, NO_HEAD if draft_head == NO_HEAD else resolve(draft_head, progress))
     quantization = _quantization(source, quantization, progress)
@@ -119,6 +135,28 @@ def compile(
         if check is not None:
             _check(folder, check)
     return Path(output)
+
+
+def _compile_stages(
+    parts: Sequence[StagePart], jobs: Sequence[Job], output: Path, method: str | None, quick: bool, overwrite: bool,
+    check: Callable[[Path], object] | None, progress: Progress,
+) -> Path:  # fmt: skip
+    """`compile` of the stages of a model, whose weights are converted one stage after the other."""
+    writers = {part.target.name: find_writer(part.target, quick=quick) for part in parts}
+    needed = sum(job.weights_bytes for job in jobs) + BUNDLE_BYTES
+    with atomic_directory(output, replaces=MANIFEST if overwrite else "", needed_bytes=needed) as folder:
+
+        def write(job: Job, own: Path) -> Manifest:
+            check_memory(job.state.weights)
+            libraries, files = _write_libraries([job], own, writers[job.target.name], progress)
+            progress.stage("convert weights")
+            files |= _convert(job, own, method_of(job.scheme, method, job.schemes), None, progress)
+            return manifest(libraries, files, writers[job.target.name], job.checkpoint.fitted_to)
+
+        write_stages(parts, jobs, folder, write, lambda job, own: _copy_texts(job, own, progress))
+        if check is not None:
+            _check(folder, check)
+    return output
 
 
 def _check(folder: Path, check: Callable[[Path], object]) -> None:

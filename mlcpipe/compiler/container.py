@@ -26,6 +26,7 @@ import numpy as np
 from mlcpipe.bundle import MANIFEST, Manifest, read_manifest, verify
 from mlcpipe.bundle.origin import note_foreign
 from mlcpipe.bundle.params_writer import BLOCK_BYTES
+from mlcpipe.bundle.stages import check_one_device
 from mlcpipe.compiler.text.tables import strings, tables
 from mlcpipe.host.cpu_features import architecture_of
 from mlcpipe.support.atomic import atomic_file
@@ -54,6 +55,7 @@ def checked_manifest(bundle: Path, *, deep: bool = False) -> Manifest:
     ForeignBundleWarning is given for a foreign bundle, as in loading.
     """
     manifest = read_manifest(bundle)
+    check_one_device(bundle, manifest, "`mlcpipe package`")
     verify(bundle, manifest, deep=deep)
     note_foreign(bundle, manifest.target, "packages")
     return manifest

@@ -214,7 +214,7 @@ def export(
     rows = min(chunk, max(MAX_BATCH, LOGITS_BYTES // (4 * vocab)))
     if isinstance(model, TextEncoder):
         rows = chunk
-    else:
+    elif model.stage is None or model.stage.last:
         mask = [] if model.facts.diffusion is None else [model.facts.diffusion.mask]
         no_tokens = [*no_tokens, *((one, one + 1) for one in mask)]
         mod = _with_sampling(mod, target, vocab, no_tokens, blocks=bool(mask))

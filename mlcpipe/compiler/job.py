@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State, VisionInfo
+from mlcpipe.bundle.manifest import StageInfo
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.text_tower import with_pictures
 from mlcpipe.compiler.draft_heads import eagle_info
@@ -24,6 +25,7 @@ from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.gated_delta import GatedDelta
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
+from mlcpipe.nn.stages import cut
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
@@ -62,6 +64,7 @@ class Job:
     eagle: EagleInfo | None = None
     vision: VisionInfo | None = None
     library: str = "model"
+    stage: StageInfo | None = None
 
     @property
     def target(self) -> Target:
@@ -92,17 +95,20 @@ def lower(
     kv_cache_dtype: str = "auto",
     like: Job | None = None,
     adapters: bool = False,
+    layers: range | None = None,
+    chunk: int | None = None,
 ) -> Job:
     """Export the model, check that the checkpoint has its weights, and run the passes that all variants share.
 
     `like` was lowered from the same checkpoint: its tokenizer is reused. `adapters`: forwards with LoRA adapters, too.
+    `layers`: those of a stage, alone, with at most `chunk` tokens of a prompt at once.
     """
     plan = load_recipe(quantization) if isinstance(quantization, str) else quantization
     scheme = plan.scheme
     embedding = embedding_info(checkpoint)
     encoder, head = embedding is not None, checkpoint.draft_head
     target = fitted_target(checkpoint.config, target, kv_cache_dtype, encoder=encoder)
-    seen = pictures_of(checkpoint, target, encoder=encoder)
+    seen = pictures_of(checkpoint, target, encoder=encoder) if layers is None else None
     model = prepare_model(
         checkpoint.config, target, scheme, kv_cache_dtype, encoder=encoder, draft_head=head, pictures=seen
     )
@@ -111,12 +117,22 @@ def lower(
         raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
     if adapters and model.facts.diffusion is not None:
         raise ConfigError("adapters are for models that write one token after the other", where=checkpoint.name)
-    context, chunk = lengths(model, target, checkpoint, context)
+    context, most = lengths(model, target, checkpoint, context)
+    chunk = min(most, chunk or most)
     tokenizer = _tokenizer(checkpoint, encoder) if like is None else like.tokenizer
     variants = compiled_variants(target)
     no_tokens = () if tokenizer is None else tokenizer.missing_ids(model.facts.vocab_size)
+    whole = None
+    if layers is not None:  # the checkpoint is checked, and the matrices' schemes are chosen, as for all of the model
+        table = weight_table(model.named_parameters(), target.gathers_rows)
+        whole = _from_checkpoint(table, model, checkpoint, target, plan)
+        cut(model, layers)
     state = export(model, target, scheme, chunk, variants[0], no_tokens)
-    state = replace(state, weights=_from_checkpoint(state.weights, model, checkpoint, target, plan))
+    if whole is None:
+        state = replace(state, weights=_from_checkpoint(state.weights, model, checkpoint, target, plan))
+    else:
+        by_name = {weight.name: weight for weight in whole}
+        state = replace(state, weights=tuple(by_name[weight.name] for weight in state.weights))
     settings = environment.env()
     state = replace(state, tuned=local_records(target, settings.cache), dump=settings.dump, adapters=adapters)
     state = pipeline.run(state, *pipeline.SHARED)
@@ -124,7 +140,16 @@ def lower(
     return Job(
         checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype,
         tuple(model.states()), attention_bytes(model, chunk), embedding, eagle_info(model), vision_info(model),
+        stage=stage_info(model),
     )  # fmt: skip
+
+
+def stage_info(model: LanguageModel) -> StageInfo | None:
+    """The stage that a model was cut to."""
+    stage = model.stage
+    if stage is None:
+        return None
+    return StageInfo(begin=stage.layers.start, end=stage.layers.stop, windows=stage.windows)
 
 
 def vision_info(model: LanguageModel) -> VisionInfo | None:

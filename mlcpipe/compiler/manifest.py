@@ -142,6 +142,7 @@ def model_info(job: Job) -> ModelInfo:
         vision=job.vision,
         diffusion=f.diffusion,
         gathered=tuple(name for weight in job.state.weights for name in weight.gathered_arrays()),
+        stage=job.stage,
     )
 
 
@@ -231,6 +232,8 @@ def _host_of(job: Job) -> str:
     """Which of ENTRY_POINTS the library has."""
     if job.embedding:
         return "texts"
+    if job.stage is not None:
+        return "stage"
     return "blocks" if job.facts.diffusion else job.target.kv_cache
 
 

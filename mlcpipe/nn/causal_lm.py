@@ -25,7 +25,8 @@ class Decoder(nn.Module):
     """Embedding, layers and final norm, named as in Hugging Face's `model`.
 
     `positions`: learned vectors of that many positions, from row `first` on, are added to the embeddings. `per_layer`:
-    makes what each layer gets beside its input. `streams`: layers have several streams of hidden states.
+    makes what each layer gets beside its input. `streams`: layers have several streams of hidden states. A stage
+    (`nn/stages.py`) has the layers of `span` alone.
     """
 
     def __init__(
@@ -47,11 +48,16 @@ class Decoder(nn.Module):
         self.per_layer, self.streams = per_layer, streams
         self.layers = nn.ModuleList(list(layers))
         self.norm = norm(facts.hidden_size)
+        self.span = range(len(layers))
 
     @property
     def last_storing(self) -> int:
-        """The last layer that keeps something from step to step: those after it compute only what logits need."""
-        return max(index for index, layer in enumerate(self.layers) if any(_stores(layer)))
+        """The last layer that keeps something from step to step: those after it compute only what logits need.
+
+        In a stage where none does, the one before its first.
+        """
+        storing = (index for index, layer in enumerate(self.layers) if any(_stores(layer)))
+        return max(storing, default=self.span.start - 1)
 
     def forward(
         self,
@@ -65,13 +71,16 @@ class Decoder(nn.Module):
         """x [m, hidden] -> the inputs [m, hidden] of the layers `kept`, and the normalized hidden states.
 
         `tokens` i32[m] are those of x. `wanted` i32[r]: rows whose hidden states [r, hidden] are wanted alone. added[i]
-        adds to what layer i made.
+        adds to what layer i made. In a stage x are the states before its first layer, and all but the last give those
+        after their last one.
         """
-        tables, x = self._tables(kv, x), self._placed(x, kv.positions(x.shape[0]))
+        tables = self._tables(kv, x)
+        x = x if self.span.start else self._placed(x, kv.positions(x.shape[0]))
         extra = [] if self.per_layer is None else [self.per_layer(tokens, x)]
         x = x if self.streams is None else self.streams.begin(x)
         narrow, inputs = len(self.layers) if wanted is None else self.last_storing + 1, []
-        for index, (layer, rope) in enumerate(zip(self.layers, self.facts.rope_of)):
+        for index in self.span:
+            layer, rope = self.layers[index], self.facts.rope_of[index]
             if index == narrow:
                 x, *extra = (op.tensor_expr_op(rows_of, "rows", [one, wanted]) for one in (x, *extra))
                 kv = kv.of_rows(wanted)
@@ -79,6 +88,8 @@ class Decoder(nn.Module):
             inputs += [x] if index in kept else []
             x = layer(x, kv, *tables[rope], *extra)
             x = added[index](x) if index < len(added) else x
+        if self.span.stop < len(self.layers):
+            return [*inputs, x]
         x = self.norm(x if self.streams is None else self.streams.end(x))
         narrowed = wanted is None or narrow < len(self.layers)
         return [*inputs, x if narrowed else op.tensor_expr_op(rows_of, "rows", [x, wanted])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlcpipe.nn import cache_functions, state_functions
+from mlcpipe.nn import cache_functions, stage_functions, state_functions
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.text_encoder import TextEncoder
@@ -20,7 +20,8 @@ def entry_points(model: LanguageModel, own_pages: bool) -> dict[str, Any]:
     if isinstance(model, TextEncoder):
         return model.spec()
     assert isinstance(model, CausalLM)
-    made = state_functions if own_pages else cache_functions
+    made: Any = state_functions if own_pages else cache_functions
+    made = made if model.stage is None else stage_functions
     for name, function in made.functions(model).items():
         setattr(model, name, function)
     specs: dict[str, Any] = made.specs(model)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from tvm.relax.frontend import nn
 
 from mlcpipe.bundle.manifest import DiffusionInfo
-from mlcpipe.bundle.states import State
+from mlcpipe.bundle.states import State, windows_of
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
 from mlcpipe.nn.names import CheckpointNames
@@ -62,6 +62,25 @@ class Stateful(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Stage:
+    """The layers of a stage, of `count`, and the windows of the whole model, whose page ids all stages share."""
+
+    layers: range
+    count: int
+    windows: tuple[int, ...]
+
+    @property
+    def first(self) -> bool:
+        """Whether it takes tokens."""
+        return self.layers.start == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it gives logits."""
+        return self.layers.stop == self.count
+
+
 class LanguageModel(nn.Module):
     """The compiler's view of any model: its facts, its states, dtypes, the folder of kernels, checkpoints' names."""
 
@@ -73,6 +92,7 @@ class LanguageModel(nn.Module):
         self.dtype = "float32"
         self.kv_dtype = "float32"
         self.kernels = ""
+        self.stage: Stage | None = None  # that it was cut to
 
     def attentions(self) -> list[AttentionSpec]:
         """The specs of the attention layers, in order."""
@@ -81,6 +101,10 @@ class LanguageModel(nn.Module):
     def states(self) -> list[State]:
         """The state table, in the order of the functions' argument `states`."""
         return [state for block in blocks_of(self.model, Stateful) for state in block.states(self)]
+
+    def windows(self) -> tuple[int, ...]:
+        """The window of each group of pages, of the whole model where this is a stage of it."""
+        return windows_of(self.states()) if self.stage is None else self.stage.windows
 
     def attention_shape(self, of: AttentionSpec, group: int = 0, **options: Any) -> Any:
         """The AttentionShape that the target's kernels of a layer are built for, with pages of a group."""

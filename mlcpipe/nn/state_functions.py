@@ -111,7 +111,7 @@ def _add_rows(others: tuple[Tensor, Tensor], begin: int, x: Tensor) -> Tensor:
 def specs(model: CausalLM) -> dict[str, Any]:
     """Argument specifications of the functions, for `nn.Module.export_tvm`."""
     tensor, vocab, table = nn.spec.Tensor, model.facts.vocab_size, model.states()
-    states = step_states.argument(table)
+    states = step_states.argument(table, model.windows())
     cache = {"step": tensor(["k"], "int32"), "states": states, "$": {"param_mode": "plain", "effect_mode": "none"}}
     forwards = {
         "decode": {"tokens": tensor(["b"], "int32"), "logits": tensor(["b", vocab], "float32"), **cache},
@@ -122,7 +122,7 @@ def specs(model: CausalLM) -> dict[str, Any]:
             **cache,
         },
         "copy_pages": {
-            "pairs": step_states.pairs_argument(table),
+            "pairs": step_states.pairs_argument(model.windows()),
             "states": states,
             "$": {"param_mode": "none", "effect_mode": "none"},
         },

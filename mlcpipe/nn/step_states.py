@@ -12,7 +12,7 @@ from typing import Any
 from tvm import te, tirx
 from tvm.relax.frontend.nn import Tensor, op, spec
 
-from mlcpipe.bundle.states import State, group_of, windows_of
+from mlcpipe.bundle.states import State, windows_of
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.mrope import Layout
@@ -41,6 +41,7 @@ class StepStates:
         self.moved = False  # RoPE may have rows elsewhere than their keys are, after pictures
         self.layout: Layout | None = None  # RoPE has three positions of each row
         self._model, self._table, self._bidirectional = model, table, bidirectional
+        self._windows = windows_of(table) if model.stage is None else model.stage.windows
 
     @property
     def kernels(self) -> str:
@@ -60,7 +61,7 @@ class StepStates:
         kept = layer if of.reads is None else of.reads
         own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and kept in state.layers)
         picked = self.rows is not None
-        shape = self._model.attention_shape(of, group_of(self._table, self._table[own]), picked_rows=picked)
+        shape = self._model.attention_shape(of, self._windows.index(self._table[own].window), picked_rows=picked)
         functions = _functions(self.kernels, shape, of.score_scale, of.window or 0, self._bidirectional)
         m, pages = qkv.shape[0], self.tensors[own]
         if "rotate_qkv" in functions:
@@ -149,28 +150,33 @@ class StepStates:
         return op.tensor_expr_op(values, name, [self.step, *([] if self.rows is None else [self.rows])])
 
 
-def argument(table: Sequence[State]) -> list[spec.Tensor]:
-    """The argument `states` of functions: the numbers of units of a kind and group are one symbol."""
+def argument(table: Sequence[State], windows: Sequence[int] = ()) -> list[spec.Tensor]:
+    """The argument `states` of functions: the numbers of units of a kind and group are one symbol.
+
+    `windows` are those of the groups, by default of the table.
+    """
+    windows = windows or windows_of(table)
     return [
-        spec.Tensor(["Z" if s.kind == "slot" else f"P{group_of(table, s) or ''}", s.unit_items], s.dtype) for s in table
+        spec.Tensor(["Z" if s.kind == "slot" else f"P{windows.index(s.window) or ''}", s.unit_items], s.dtype)
+        for s in table
     ]
 
 
 def copy_pages(model: LanguageModel, pairs: list[Tensor], states: list[Tensor]) -> list[Tensor]:
     """In all states of group g, page pairs[g][i, 1] = page pairs[g][i, 0] (i32[c, 2])."""
-    table, copied = model.states(), []
+    table, windows, copied = model.states(), model.windows(), []
     for state, tensor in zip(table, states):
         if state.kind == "pages":
             func = importlib.import_module(f"tir_schedules.{model.kernels}.attention").copy_pages(state.unit_bytes)
-            of, out = pairs[group_of(table, state)], Tensor.placeholder(tensor.shape, "int8")
+            of, out = pairs[windows.index(state.window)], Tensor.placeholder(tensor.shape, "int8")
             tensor = op.tensor_ir_inplace_op(func, "copy_pages", [of, tensor], 1, out)
         copied.append(tensor)
     return copied
 
 
-def pairs_argument(table: Sequence[State]) -> list[spec.Tensor]:
+def pairs_argument(windows: Sequence[int]) -> list[spec.Tensor]:
     """The argument `pairs` of `copy_pages`, one tensor per group."""
-    return [spec.Tensor([f"c{group or ''}", 2], "int32") for group in range(len(windows_of(table)))]
+    return [spec.Tensor([f"c{group or ''}", 2], "int32") for group in range(len(windows))]
 
 
 def _functions(

@@ -12,7 +12,7 @@ from tvm.relax.expr import _update_type
 
 from mlcpipe.passes.lowering import Lowering, is_op
 
-OUTPUTS = ("logits", "embeddings")
+OUTPUTS = ("logits", "embeddings", "handed")
 
 
 def write_outputs(state: Lowering) -> Lowering:

@@ -161,12 +161,12 @@ class Engine:
     @property
     def device(self) -> str:
         """Where the kernels run, for people: "CPU", or a GPU with its number, name, driver and kind."""
-        return self._model.bundle.device.description
+        return self._model.bundle.place
 
     @property
     def on_host(self) -> bool:
         """Whether the kernels run on the CPU."""
-        return self._model.bundle.device.on_host
+        return self._model.bundle.on_host
 
     @property
     def variant(self) -> str:

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 
 from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verify
 from mlcpipe.bundle.manifest import VariantInfo
-from mlcpipe.bundle.memory import MIN_CONTEXT, context_that_fits, draft_head_bytes, one_sequence, running_bytes
+from mlcpipe.bundle.memory import MIN_CONTEXT, context_that_fits, draft_head_bytes, one_sequence
 from mlcpipe.bundle.origin import note_foreign, origin_of
+from mlcpipe.bundle.stages import Part, check_whole, read_parts
 from mlcpipe.bundle.tasks import command_elsewhere
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
-from mlcpipe.devices import open_device
+from mlcpipe.devices import kind_of, open_device
 from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import own_threads, use_threads
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError, last_line, no_memory
 from mlcpipe.host import cpu_features
+from mlcpipe.runtime.device_memory import Memory, by_memory
 from mlcpipe.runtime.text.tokenizer_files import FILE_NAMES
 from mlcpipe.runtime.variants import choose, executable_of, function_of
 from mlcpipe.support.env import env
@@ -63,6 +65,8 @@ class LoadedBundle:
 
     `params` are the weights in the manifest's order. `tables` by name stay in the mapped file, with their first row
     among `params`: see `serving/token_tables.py`.
+
+    In stages it is the last one, with the whole model's manifest; `stages` are all of them in order.
     """
 
     manifest: Manifest
@@ -73,6 +77,22 @@ class LoadedBundle:
     library: CompiledLibrary
     params: Any
     tables: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    stages: tuple[LoadedBundle, ...] = ()
+
+    @property
+    def parts(self) -> tuple[LoadedBundle, ...]:
+        """The stages, or the bundle itself where it has none."""
+        return self.stages or (self,)
+
+    @property
+    def place(self) -> str:
+        """Where it runs, for people."""
+        return ", then ".join(part.device.description for part in self.parts)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether all of it runs on the CPU."""
+        return all(part.device.on_host for part in self.parts)
 
 
 def load_bundle(
@@ -90,13 +110,46 @@ def load_bundle(
     """
     tvm_runtime.release_pools()  # of engines that were closed
     manifest = read_manifest(path)
+    check_whole(path, manifest)
     stamps = env().cached("stamps")
     verify(path, manifest, deep=stamps is None, stamps=stamps)
-    _check_system(path, manifest)
-    variant = choose(manifest.target, env().cpu_variant)
-    where = open_device(variant, device)
-    context_length = _choose_context_length(manifest, context_length, where)
+    parts = read_parts(path, manifest)
+    places = []
+    for part, spec in zip(parts, _specs(device, parts)):
+        _check_system(part.folder, part.manifest)
+        variant = choose(part.manifest.target, env().cpu_variant)
+        places.append((part, variant, open_device(variant, spec)))
+    context_length = _choose_context_length(
+        manifest, context_length, [(part.manifest, where) for part, _, where in places]
+    )
     _check_origin(path, manifest)
+    loaded = [_load_part(*place, context_length, threads, progress, make_weights) for place in places]
+    return replace(loaded[-1], manifest=manifest, stages=tuple(loaded)) if manifest.stages else loaded[0]
+
+
+def _specs(device: str | None, parts: Sequence[Part]) -> Sequence[str | None]:
+    """The value of `--device` for each stage. Raises UsageError for another number of devices.
+
+    Of several, a bundle without stages runs on the first of its kind.
+    """
+    if device is None:
+        return [None] * len(parts)
+    specs = device.split(",")
+    if len(parts) == 1:
+        kind = kind_of(parts[0].manifest.target.variants[0])
+        return [next((spec for spec in specs if spec.partition(":")[0] == kind), specs[0])]
+    if len(specs) != len(parts):
+        expected = f"one device for each of the bundle's {len(parts)} stages, or auto"
+        raise UsageError("--device", expected=expected, found=repr(device)[:80])
+    return specs
+
+
+def _load_part(
+    part: Part, variant: VariantInfo, where: Device, context_length: int, threads: int | None, progress: Progress,
+    make_weights: Callable[[Manifest, Device], dict[str, Any]] | None,
+) -> LoadedBundle:  # fmt: skip
+    """Load the library and the weights of a bundle or a stage onto its device."""
+    path, manifest = part
     library = _load_library(path, manifest, variant.name, where)
     weakref.finalize(library, tvm_runtime.release_pools)  # memory in use stays, also that of other engines
     running = own_threads(library.module, threads, library) or use_threads(threads)
@@ -210,31 +263,33 @@ def _load_weights(
     return tensors, tables
 
 
-def _choose_context_length(manifest: Manifest, wanted: int | None, device: Device) -> int:
+def _choose_context_length(manifest: Manifest, wanted: int | None, places: Sequence[tuple[Manifest, Device]]) -> int:
     """The context to serve, in tokens: `wanted`, or as many of the bundle's as fit in half of the free memory.
 
-    Raises UsageError for more than the bundle was compiled for, ResourceError when it does not fit.
+    `places`: the bundle, or its stages, with their devices. Raises UsageError for more than the bundle was compiled
+    for, ResourceError when it does not fit.
     """
-    plan, states, limit = manifest.memory_plan, manifest.states, manifest.model.context_length
+    limit = manifest.model.context_length
     if wanted is not None and (not isinstance(wanted, int) or not 1 <= wanted <= limit):
         raise UsageError("context length", expected=f"1 to {limit} tokens, as compiled", found=repr(wanted))
-    workspace = running_bytes(manifest)
-    free = device.free_memory()
+    memories = [Memory.of(several) for several in by_memory(places).values()]
     # Mapped weights are shared with the page cache: they need room, but not twice.
-    room = free.nbytes - plan.weights_bytes - workspace
     if wanted is None:
-        wanted = min(limit, max(min(limit, MIN_CONTEXT), context_that_fits(manifest, int(room * _MEMORY_SHARE))))
-    need = one_sequence(manifest, wanted).nbytes(states) + draft_head_bytes(manifest.model, wanted)
-    if need > room:
-        total = plan.weights_bytes + workspace + need
-        raise ResourceError(
-            f"not enough memory for {wanted} tokens of context",
-            where=None if device.on_host else device.description,
-            expected=f"{_mib(total)} free: weights {_mib(plan.weights_bytes)}, KV cache {_mib(need)}, "
-            f"workspace {_mib(workspace)}",
-            found=free,
-            next_step="use a shorter --context, a smaller model or a quantization with fewer bits",
-        )
+        fitting = (context_that_fits(manifest, int(one.room * _MEMORY_SHARE), one.states) for one in memories)
+        wanted = min(limit, max(min(limit, MIN_CONTEXT), min(fitting)))
+    for one in memories:
+        need = one_sequence(manifest, wanted).nbytes(manifest.states, one.states)
+        need += draft_head_bytes(manifest.model, wanted)
+        if need > one.room:
+            total = one.weights + one.workspace + need
+            raise ResourceError(
+                f"not enough memory for {wanted} tokens of context",
+                where=None if one.device.on_host else one.device.description,
+                expected=f"{_mib(total)} free: weights {_mib(one.weights)}, KV cache {_mib(need)}, "
+                f"workspace {_mib(one.workspace)}",
+                found=one.free,
+                next_step="use a shorter --context, a smaller model or a quantization with fewer bits",
+            )
     return wanted
 
 

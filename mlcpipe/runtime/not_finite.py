@@ -54,7 +54,7 @@ def _advice(bundle: LoadedBundle, *, overflowed: bool) -> str:
     if model.kv_dtype == "float16" and overflowed:
         return "compile the model with --kv-cache-dtype f32"
     damaged = "the checkpoint is damaged or needs a wider range than float32"
-    return damaged if bundle.device.on_host else f"compare with --device cpu: if it fails there too, {damaged}"
+    return damaged if bundle.on_host else f"compare with --device cpu: if it fails there too, {damaged}"
 
 
 def _bad(found: Found) -> Iterator[tuple[int, bool, str]]:
@@ -95,10 +95,11 @@ def _floats(state: State, units: NDArray[np.int8], tokens: int) -> Iterator[tupl
 
 def _damaged_weight(bundle: LoadedBundle) -> str | None:
     """The first weight, or scale of a quantized one, that has NaN or infinity."""
-    for info, tensor in zip(bundle.manifest.params, bundle.params):
+    each = ((part, info, tensor) for part in bundle.parts for info, tensor in zip(part.manifest.params, part.params))
+    for part, info, tensor in each:
         if info.dtype.startswith("float"):
-            table = bundle.tables.get(info.name)
-            numbers = tvm_runtime.array(bundle.device.read(tensor)) if table is None else table
+            table = part.tables.get(info.name)
+            numbers = tvm_runtime.array(part.device.read(tensor)) if table is None else table
             # With a NaN, the largest and the smallest number are NaN.
             if numbers.size and not np.isfinite([numbers.max(), numbers.min()]).all():
                 return info.name

@@ -18,9 +18,10 @@ from mlcpipe.host.memory import FreeMemory
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.batching import Batching
-from mlcpipe.runtime.serving.executor import Executor, UnitBytes
+from mlcpipe.runtime.serving.executor import Executor
 from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.runtime.serving.open_engine import open_engine
+from mlcpipe.runtime.serving.state_store import UnitBytes
 from mlcpipe.runtime.serving.swap import Swap
 from tests.conftest import QUICK, TinyLlama, write_llama
 from tests.gpu.conftest import Gpu

@@ -15,16 +15,19 @@ from mlcpipe.cli.options import (
     BestOption,
     ContextOption,
     ContextShiftOption,
+    DeviceMemoryOption,
     DeviceOption,
     JsonOption,
     KvCacheDtypeOption,
     ModelArgument,
     QuantizationOption,
+    StagesOption,
     TargetOption,
     ThreadsOption,
     check_at_least_one,
     option_name,
     sampling_options,
+    stages_of,
 )
 from mlcpipe.cli.terminal import stderr_console
 from mlcpipe.errors import UsageError, naming
@@ -57,6 +60,8 @@ def chat_command(
     best: BestOption = False,
     kv_cache_dtype: KvCacheDtypeOption = None,
     device: DeviceOption = AUTO,
+    stages: StagesOption = None,
+    device_memory_bytes: DeviceMemoryOption = None,
     threads: ThreadsOption = None,
     context: ContextOption = None,
     context_shift: ContextShiftOption = False,
@@ -115,6 +120,8 @@ def chat_command(
 
     `mlcpipe chat ./Qwen3-0.6B --device vulkan`
 
+    `mlcpipe chat ./Qwen3-30B-A3B --device vulkan,cpu`
+
     `mlcpipe chat hf://HuggingFaceTB/SmolVLM2-500M-Video-Instruct --image photo.jpg --prompt "What is this?"`
 
     `mlcpipe chat --session long.chat`
@@ -129,7 +136,8 @@ def chat_command(
                   "raw": raw, "session": file, "json": as_json,
                   "allow-control-tokens": allow_control_tokens,
                   "no-stats": not stats, "hide-thinking": hide_thinking, "reasoning-effort": reasoning_effort,
-                  "threads": threads, "device": engine_device(device), "adapter": adapter}  # fmt: skip
+                  "threads": threads, "device": engine_device(device), "adapter": adapter,
+                  "stages": stages, "device-memory-bytes": device_memory_bytes}  # fmt: skip
         if sampling.get("think") is False:
             others["no-think"] = True
         given = {option_name(key): value for key, value in (sampling | others).items()}
@@ -159,6 +167,7 @@ def chat_command(
         bundle = prepare_bundle(
             model, device, quantization, best=best, target=target, kv_cache_dtype=kv_cache_dtype,
             adapters=adapter is not None, task=WRITE if raw else CHAT, context=context,
+            stages=stages_of(stages), device_memory_bytes=device_memory_bytes,
             chosen=places.append if question is None else None, progress=progress,
         )  # fmt: skip
     with naming(model_title(model), bundle):

@@ -18,6 +18,7 @@ from mlcpipe.bundle.memory import Units
 from mlcpipe.bundle.states import windows_of
 from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.devices.support.step_recorder import StepRecorder
 from mlcpipe.errors import ComputeError
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.not_finite import compute_error, of_states
@@ -90,7 +91,8 @@ class Core:
             masked_rows=min(model.prefill_chunk, max(model.max_batch, scored)),
         )
         self.executor = Executor(bundle, units, self.limits.decode_rows, adapter_blocks, first_rows)
-        self.recorder = bundle.device.step_recorder()
+        self.recorder = StepRecorder() if bundle.stages else bundle.device.step_recorder()
+        self._launching_waits = bundle.device.on_host or bool(bundle.stages)
         weakref.finalize(self, self.recorder.close)
         self._cost, self._swap_bytes = cost or CostModel(), swap_bytes
         self.reset()
@@ -152,7 +154,7 @@ class Core:
             if step.prefill:
                 scored = [rows for rows in step.prefill if rows.sequence.request.scored]
                 parts.append(self._launch(_prefill_rows(step), executor.prefill(step.prefill), waits, scored))
-            if not self.bundle.device.on_host:
+            if not self._launching_waits:
                 waits()
             return [self._read(*part) for part in parts]
 
@@ -189,7 +191,7 @@ class Core:
             return logits, self.sampler.sample(sampled, masks) if rows else None
 
         recorded = forward.key is not None and masks is None
-        if self.bundle.device.on_host:  # where launching waits
+        if self._launching_waits:
             waits()
         return rows, scored, settings, masks, *self.recorder.run(work, (forward.key, key) if recorded else None)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import tvm_ffi
 from numpy.typing import NDArray
 
 from mlcpipe.bundle.memory import Units
@@ -22,11 +21,11 @@ from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_span
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.picture_rows import PictureRows
 from mlcpipe.runtime.serving.sequence import Sequence
+from mlcpipe.runtime.serving.stages import EarlierStages
+from mlcpipe.runtime.serving.state_store import StateStore, UnitBytes
 from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
 from mlcpipe.runtime.serving.token_tables import TokenTables
 from tir_schedules.step_layout import PAGE
-
-UnitBytes = NDArray[np.int8]  # int8[n, unit_bytes] of a state
 
 
 class Forward(NamedTuple):
@@ -63,7 +62,7 @@ class Executor:
         """
         self.bundle, self._device = bundle, bundle.device
         self._vocab, vm = bundle.manifest.model.vocab_size, bundle.library.vm
-        self._prefill, self._copy = vm["prefill"], vm["copy_pages"]
+        self._prefill = vm["prefill"]
         self._decode = vm["decode"] if bundle.manifest.model.diffusion is None else None
         self._table = bundle.manifest.states
         self.adapters: AdapterStore | None = None
@@ -71,14 +70,15 @@ class Executor:
             if adapter_blocks:
                 self.adapters = AdapterStore(bundle.manifest.model, bundle.device, adapter_blocks)
                 self._decode_adapted, self._prefill_adapted = vm["decode_adapted"], vm["prefill_adapted"]
-            self.states: Any = tvm_ffi.convert(
-                [
-                    tvm_runtime.empty(
-                        (units.of(self._table, state), state.unit_items), state.dtype, self._device.handle
-                    )
-                    for state in self._table
-                ]
-            )
+            self._stores = []
+            for part in bundle.parts:
+                with part.device.errors():
+                    self._stores.append(StateStore(part, self._table, units))
+            self._places = [(store, index) for store in self._stores for index in range(len(store.table))]
+            self.states: Any = self._stores[-1].tensors  # of the last stage, where there are several
+            self.earlier: EarlierStages | None = None
+            if bundle.stages:
+                self.earlier = EarlierStages(bundle.stages[:-1], self._stores[:-1], bundle.device)
             # The logits of a forward of each kind, which one step computes in turn.
             self._logits, self._most_rows = [self._empty(first_rows or decode_rows) for _ in range(2)], decode_rows
             self._logits.append(self._logits[1])  # until one of its kind needs more
@@ -114,8 +114,9 @@ class Executor:
         if copies:  # a group without copies copies a page to itself: a GPU takes no tensor without elements
             groups = range(len(windows_of(self._table)))
             pairs = ([copy[:2] for copy in copies if copy.group == group] or [(0, 0)] for group in groups)
-            tensors = [self._device.tensor(np.array(several, np.int32).reshape(-1, 2)) for several in pairs]
-            self._copy(tvm_ffi.convert(tensors), self.states)
+            arrays = [np.array(several, np.int32).reshape(-1, 2) for several in pairs]
+            for store in self._stores:
+                store.copy_pages(arrays)
 
     def ids(self, index: int, sequence: Sequence) -> list[int]:
         """The units of a state that a sequence continues from: its pages that later queries attend to, or its slot."""
@@ -128,16 +129,13 @@ class Executor:
 
     def read_units(self, index: int, ids: abc.Sequence[int]) -> UnitBytes:
         """A copy int8[n, unit_bytes] of units of a state, in the order of `ids`, which differ."""
-        units = np.empty((len(ids), self._table[index].unit_bytes), np.int8)
-        for places, run in self._runs(index, ids):
-            units[places] = tvm_runtime.array(self._device.read(run)).view(np.int8)
-        return units
+        store, own = self._places[index]
+        return store.read_units(own, ids)
 
     def write_units(self, index: int, ids: abc.Sequence[int], units: UnitBytes) -> None:
         """Write units as `read_units` returns them."""
-        dtype = self._table[index].dtype
-        for places, run in self._runs(index, ids):
-            self._device.put(run, np.ascontiguousarray(units[places]).view(dtype))
+        store, own = self._places[index]
+        store.write_units(own, ids, units)
 
     def copy_out(self, ids: abc.Sequence[int]) -> UnitBytes:
         """A copy int8[n, bytes] of these pages of all states, which are of one group; `ids` differ."""
@@ -152,17 +150,14 @@ class Executor:
                 self.write_units(index, ids, pages[:, begin : begin + state.unit_bytes])
                 begin += state.unit_bytes
 
-    def _runs(self, index: int, ids: abc.Sequence[int]) -> Iterator[tuple[NDArray[np.intp], Any]]:
-        """Views of adjacent units, each with their places in `ids`: one copy takes them all."""
-        order, wanted, state = np.argsort(ids), np.sort(ids), self._table[index]
-        for places in np.split(order, np.flatnonzero(np.diff(wanted) != 1) + 1) if len(ids) else ():
-            begin = int(ids[places[0]]) * state.unit_bytes
-            yield places, tvm_runtime.view(self.states[index], (len(places), state.unit_items), begin)
-
     def decode(self, rows: abc.Sequence[DecodeRows]) -> Forward:
         """The forward of decode rows; logits of all rows."""
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
-        ids, step = self._decode_ids.put(tokens), self._decode_step.put(self._step.fill(decode_spans(rows)))
+        integers = self._step.fill(decode_spans(rows))
+        if self.earlier is not None:
+            launch = self._after(self.earlier.prepare("decode", tokens, integers), self._decode, (), integers)
+            return Forward(partial(launch, self._logits_of(0, len(tokens)), len(tokens)), None)
+        ids, step = self._decode_ids.put(tokens), self._decode_step.put(integers)
         if (logits := self._decode_logits.get(len(tokens))) is None:
             logits = self._decode_logits[len(tokens)] = self._logits_of(0, len(tokens))
         self.hidden_rows = {}
@@ -199,8 +194,14 @@ class Executor:
             not wanted.size
         ):  # kernels need a row: a GPU's cannot launch without, a CPU's would read the row before the first
             wanted = np.zeros(1, np.int32)
+        integers = self._step.fill(prefill_spans(rows))
+        if self.earlier is not None:
+            before = self.earlier.prepare("prefill", tokens, integers)
+            launch = self._after(before, self._prefill, (self._device.tensor(wanted),), integers)
+            logits = self._empty(len(wanted)) if all_rows else self._logits_of(2 if scored else 1, len(wanted))
+            return Forward(partial(launch, logits, -1), None)
         ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
-        step, params = self._device.tensor(self._step.fill(prefill_spans(rows))), self._tables.prompts(tokens)
+        step, params = self._device.tensor(integers), self._tables.prompts(tokens)
         logits = self._empty(len(wanted)) if all_rows else self._logits_of(2 if scored else 1, len(wanted))
         self.prompt_hidden_rows = {}
         if any(one.sequence.request.adapter for one in rows):
@@ -214,6 +215,17 @@ class Executor:
             width = self.hidden_of_prompts.shape[1]
             function, ids = self._prefill_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
         return Forward(partial(self._forward, -1, function, ids, step, logits, params), None)
+
+    def _after(
+        self, before: Callable[[], Any], function: Any, inputs: tuple[Any, ...], integers: NDArray[np.int32]
+    ) -> Callable[[Any, int], Any]:
+        """The launch of all stages: `before` gives the rows of the last, which writes logits f32[r, V]."""
+        step = self._device.tensor(integers)
+
+        def launch(logits: Any, rows: int) -> Any:
+            return self._forward(rows, function, (before(), *inputs), step, logits, self._tables.whole)
+
+        return launch
 
     def _logits_of(self, kind: int, rows: int) -> Any:
         """Logits f32[rows, V] of a forward: 0 decode, 1 prefill, 2 prefill with scored rows."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from mlcpipe.bundle.memory import engine_bytes, logits_bytes, running_bytes
 from mlcpipe.bundle.states import slot_bytes, windows_of
+from mlcpipe.devices.base import Device
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
-from mlcpipe.host.memory import free_memory
+from mlcpipe.host.memory import FreeMemory, free_memory
+from mlcpipe.runtime.device_memory import memory_of
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import block_bytes, blocks_of
 from mlcpipe.runtime.serving.batching import Batching
@@ -44,52 +49,59 @@ def open_engine(
     bundles = [one for one in (bundle, draft_model) if one is not None]
     if draft_model is not None:
         check_draft_model(draft_model)
-    context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
+    context, info = bundle.context_length, bundle.manifest.model
+    adapters = blocks_of(adapter_ranks) * block_bytes(info)
+    memories = _memories(bundles)
     # Apart from the pages: the memory of a forward, and logits of rows of each kind and of a draft head.
-    rest = sum(running_bytes(each.manifest) + logits_bytes(each.manifest.model) for each in bundles)
-    rest += blocks_of(adapter_ranks) * block_bytes(info)
+    rests = [one.rest + adapters * one.holds(bundle) for one in memories]
     # All pages of a state are in one tensor.
     room_of_tensors = (
-        each.device.max_tensor_bytes // state.unit_bytes * PAGE
+        part.device.max_tensor_bytes // state.unit_bytes * PAGE
         for each in bundles
-        for state in each.manifest.states
+        for part in each.parts
+        for state in part.manifest.states
         if state.kind == "pages"
     )
     most = min(room_of_tensors, default=info.max_batch * context)
     if sequences is None:
-        room = int((free.nbytes - rest) * _MEMORY_SHARE / replicas) * context // max(1, _kv_bytes(bundles, context))
+        room = min(
+            int((one.free.nbytes - rest) * _MEMORY_SHARE / replicas) * context // max(1, one.kv_bytes(context))
+            for one, rest in zip(memories, rests)
+        )
         kv_tokens = max(context, min(info.max_batch * context, room, most))
     else:
         kv_tokens = sequences * context
         if kv_tokens > most:
             raise ResourceError(
                 f"{sequences} sequences of {context} tokens",
-                where=bundle.device.description,
+                where=bundle.place,
                 expected=f"at most {most} tokens, whose keys and values of a layer fit a tensor",
                 found=kv_tokens,
                 next_step="serve fewer --sequences, or a shorter --context",
             )
-        if (need := _kv_bytes(bundles, kv_tokens) + rest) > free.nbytes:
-            raise ResourceError(
-                f"not enough memory for {sequences} sequences of {context} tokens",
-                expected=f"{need >> 20:,} MiB free",
-                found=free,
-                next_step="serve fewer --sequences, or a shorter --context",
-            )
+        for one, rest in zip(memories, rests):
+            if (need := one.kv_bytes(kv_tokens) + rest) > one.free.nbytes:
+                raise ResourceError(
+                    f"not enough memory for {sequences} sequences of {context} tokens",
+                    where=one.device.description if len(memories) > 1 else None,
+                    expected=f"{need >> 20:,} MiB free",
+                    found=one.free,
+                    next_step="serve fewer --sequences, or a shorter --context",
+                )
+    own_bytes = engine_bytes(bundle.manifest, context, kv_tokens)
     return Batching(
         bundle, kv_tokens=kv_tokens, max_queue=max_queue, step_s=step_s, drafts=drafts,
         adapter_blocks=blocks_of(adapter_ranks), draft_model=draft_model,
-        context_shift=context_shift, swap_bytes=_swap_bytes(bundle, swap_bytes, _kv_bytes([bundle], kv_tokens)),
+        context_shift=context_shift, swap_bytes=_swap_bytes(bundle, swap_bytes, own_bytes),
     )  # fmt: skip
 
 
 def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
     """Bytes of the host for pages, apart from the KV cache, which is in the same memory on many devices."""
-    device = bundle.device
     states = bundle.manifest.states
-    if device.on_host or windows_of(states) != (0,) or slot_bytes(states):
+    if bundle.on_host or windows_of(states) != (0,) or slot_bytes(states):
         if asked:
-            found = "layers that lose tokens" if not device.on_host else device.description
+            found = "layers that lose tokens" if not bundle.on_host else bundle.place
             raise UsageError("--swap-bytes", expected="a model on a GPU whose layers keep all tokens", found=found)
         return 0
     free = free_memory()
@@ -100,5 +112,36 @@ def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
     return asked
 
 
-def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:
-    return sum(engine_bytes(each.manifest, each.context_length, kv_tokens) for each in bundles)
+@dataclass(frozen=True)
+class _Memory:
+    """A memory that loaded bundles, or stages of them, are in: each with the bundle that it is a part of."""
+
+    device: Device
+    free: FreeMemory
+    parts: tuple[tuple[LoadedBundle, LoadedBundle], ...]
+
+    def holds(self, bundle: LoadedBundle) -> bool:
+        """Whether the part of a bundle that gives logits is here."""
+        return any(whole is bundle and part is whole.parts[-1] for whole, part in self.parts)
+
+    @property
+    def rest(self) -> int:
+        """Bytes of everything but weights and states."""
+        logits = sum(logits_bytes(whole.manifest.model) for whole, part in self.parts if part is whole.parts[-1])
+        return logits + sum(running_bytes(part.manifest) for _, part in self.parts)
+
+    def kv_bytes(self, kv_tokens: int) -> int:
+        """Bytes of the states here, and a draft head's, for so many tokens."""
+        return sum(
+            engine_bytes(whole.manifest, whole.context_length, kv_tokens, part.manifest.states)
+            for whole, part in self.parts
+        )
+
+
+def _memories(bundles: Sequence[LoadedBundle]) -> list[_Memory]:
+    found: dict[str, list[tuple[LoadedBundle, LoadedBundle]]] = {}
+    for whole in bundles:
+        for part in whole.parts:
+            found.setdefault(memory_of(part.device), []).append((whole, part))
+    devices = [parts[0][1].device for parts in found.values()]
+    return [_Memory(one, one.free_memory(), tuple(parts)) for one, parts in zip(devices, found.values())]

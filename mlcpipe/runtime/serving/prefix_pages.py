@@ -8,8 +8,8 @@ from collections.abc import Generator
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.serving.core import Core
-from mlcpipe.runtime.serving.executor import UnitBytes
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
+from mlcpipe.runtime.serving.state_store import UnitBytes
 from tir_schedules.step_layout import PAGE
 
 
@@ -20,7 +20,7 @@ def copy_prefix(
     sequence = _begun(core, tokens, namespace)
     try:
         states = []
-        for index in range(len(core.executor.states)):
+        for index in range(len(core.bundle.manifest.states)):
             with core.bundle.device.errors():
                 states.append(core.executor.read_units(index, core.executor.ids(index, sequence)))
             yield

@@ -26,6 +26,11 @@ class TokenTables:
         self._rows: tuple[Any, ...] = ()
         self._params = bundle.params
 
+    @property
+    def whole(self) -> Any:
+        """The weights for a forward that takes no tokens."""
+        return self._bundle.params
+
     def prompts(self, tokens: NDArray[np.int32]) -> Any:
         """The weights for a forward of tokens i32[n]."""
         return self._with([self._device.tensor(_rows(table, tokens)) for _, table in self._tables])

@@ -56,6 +56,23 @@ def test_the_rule(cards: Cards, gb_s: float, free: int, read: int, target: str, 
     assert place.gb_s == (gb_s if target == "vulkan" else 0)
 
 
+@pytest.mark.parametrize(
+    ("free", "cuts", "in_stages"),
+    [
+        (3.0, True, True),  # three quarters on the card
+        (3.0, False, False),
+        (0.5, True, False),  # an eighth gains little
+    ],
+)
+def test_stages_where_a_card_is_too_small(cards: Cards, free: float, cuts: bool, in_stages: bool) -> None:
+    cards.card = replace(cards.card, free=int(free * GB))
+    place = choose(lambda target: [MODEL], SilentProgress(), cuts=cuts)
+    assert (place.target, place.devices) == (
+        ("vulkan,cpu-native", ("card:0", "cpu:0")) if in_stages else ("cpu-native", ())
+    )
+    assert "and the model takes 3.73 GiB" in place.why
+
+
 def test_every_estimate_counts(cards: Cards) -> None:
     def needs(target: str) -> Iterator[Need]:
         yield MODEL

@@ -1,0 +1,108 @@
+"""A bundle in stages: runs of a model's layers, each a bundle in a folder of its own, for a device of its own.
+
+The outer manifest has the whole model, its state table and the hash of every file; the stages have libraries, weights
+and their part of the table. Nothing here is trusted before it agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mlcpipe.bundle.manifest import MANIFEST, MAX_STAGES, Manifest, StageInfo, read_manifest
+from mlcpipe.bundle.states import windows_of
+from mlcpipe.errors import BundleError, UsageError
+
+_SAME = ("model_type", "vocab_size", "hidden_size", "num_layers", "context_length", "prefill_chunk", "max_batch",
+         "kv_cache", "recompute_above", "rope_above")  # fmt: skip
+
+
+class Part(NamedTuple):
+    """The folder of a bundle, or of a stage of it, and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def read_parts(directory: Path, manifest: Manifest, *, check_abi: bool = True) -> tuple[Part, ...]:
+    """The stages of a bundle whose files are verified, or the bundle itself where it has none.
+
+    Raises BundleError where the stages do not make up the model, or lack what the outer manifest states.
+    """
+    if not manifest.stages:
+        return (Part(directory, manifest),)
+    for folder in manifest.stages:
+        if f"{folder}/{MANIFEST}" not in manifest.files:
+            raise _broken(directory, f"the hash of {folder}/{MANIFEST}", "none")
+    parts = tuple(
+        Part(directory / name, read_manifest(directory / name, check_abi=check_abi)) for name in manifest.stages
+    )
+    end, count, windows = 0, manifest.model.num_layers, windows_of(manifest.states)
+    for part in parts:
+        where, stage = part.folder, stage_of(part.manifest)
+        if part.manifest.stages or stage is None:
+            raise _broken(where, "a stage", "a whole bundle")
+        if stage.begin != end or not stage.begin < stage.end <= count:
+            raise _broken(where, f"layers from {end} on, at most {count}", f"{stage.begin} to {stage.end}")
+        end = stage.end
+        wrong = [name for name in _SAME if getattr(part.manifest.model, name) != getattr(manifest.model, name)]
+        if wrong or stage.windows != windows:
+            raise _broken(where, f"the model's {wrong[0] if wrong else 'windows'}", "another")
+    if end != count:
+        raise _broken(directory, f"stages of all {count} layers", f"{end}")
+    if tuple(state for part in parts for state in part.manifest.states) != manifest.states:
+        raise _broken(directory, "the states of its stages, in order", "others")
+    return parts
+
+
+def stage_of(manifest: Manifest) -> StageInfo | None:
+    """What a manifest says of its stage; None of a whole model."""
+    return manifest.model.stage
+
+
+def check_whole(path: Path, manifest: Manifest) -> None:
+    """Raise UsageError for a stage that is opened alone."""
+    if manifest.model.stage is not None:
+        stage = manifest.model.stage
+        raise UsageError(
+            "the folder is one stage of a bundle", where=path, expected="the folder of the whole bundle",
+            found=f"layers {stage.begin} to {stage.end - 1} alone", next_step=f"open {path.parent}",
+        )  # fmt: skip
+
+
+def check_one_device(path: Path, manifest: Manifest, what: str) -> None:
+    """Raise UsageError for a bundle in stages, which `what` cannot take."""
+    check_whole(path, manifest)
+    if manifest.stages:
+        raise UsageError(
+            f"{what} takes no bundle in stages", where=path, expected="a bundle for one device",
+            found=f"{len(manifest.stages)} stages", next_step="compile the model for one target",
+        )  # fmt: skip
+
+
+def counts_of(text: str) -> tuple[int, ...]:
+    """The numbers of layers in `--stages 12,4`. Raises UsageError."""
+    words = text.split(",")
+    if len(words) > MAX_STAGES or not all(word.strip().isascii() and word.strip().isdigit() for word in words):
+        raise UsageError("--stages", expected="numbers of layers such as 12,4", found=repr(text)[:80])
+    counts = tuple(int(word[:9]) for word in map(str.strip, words))
+    if not all(counts):
+        raise UsageError("--stages", expected="at least one layer in each stage", found=repr(text)[:80])
+    return counts
+
+
+def runs_of(counts: Sequence[int], layers: int) -> tuple[range, ...]:
+    """The layers of each stage. Raises UsageError for numbers that do not add up to the model's `layers`."""
+    if sum(counts) != layers:
+        found = f"{','.join(map(str, counts[:8]))}: {sum(counts)} layers"
+        raise UsageError("--stages", expected=f"numbers that add up to the model's {layers} layers", found=found)
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return tuple(range(end - count, end) for end, count in zip(ends, counts))
+
+
+def _broken(where: Path, expected: str, found: str) -> BundleError:
+    return BundleError(
+        "the stages of the bundle do not fit together", where=where, expected=expected, found=found,
+        next_step="compile the model again",
+    )  # fmt: skip

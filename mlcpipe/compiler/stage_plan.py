@@ -1,0 +1,288 @@
+"""Which layers of a model run on which device: from free memory and measured bandwidth, or as a user says.
+
+A decode step reads the weights of its layers once, so its time on a device is at least their bytes over the device's
+bandwidth. The fastest device therefore gets as many layers as its memory holds, the next one as many of the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mlcpipe import devices
+from mlcpipe.bundle.memory import USEFUL_CONTEXT, conversation_units, least_running_bytes
+from mlcpipe.bundle.stages import runs_of
+from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
+from mlcpipe.compiler.automatic import host_gb_s
+from mlcpipe.compiler.export import MAX_BATCH
+from mlcpipe.compiler.job import attention_bytes, lengths, stored_weights
+from mlcpipe.compiler.stages import check_model, stage_models, targets_of
+from mlcpipe.devices.base import Device
+from mlcpipe.devices.support.speeds import KeptSpeed, copied_gb_s
+from mlcpipe.errors import ResourceError, UsageError
+from mlcpipe.host.finding import byte_size
+from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
+from mlcpipe.support.env import env
+from mlcpipe.weights.table import Weight
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_EMBEDDING = ("model.embed_",)
+_MARGIN = 64 << 20  # for code, and what workspaces take beyond the estimate
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes that a run of layers takes: its weights, `read` of them for a decoded token, and its states."""
+
+    weights: int = 0
+    read: int = 0
+    states: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.weights + other.weights, self.read + other.read, self.states + other.states)
+
+    @property
+    def nbytes(self) -> int:
+        """What memory must hold."""
+        return self.weights + self.states
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each layer takes on a device; the embedding is in the first stage, norm and output in the last.
+
+    `running`: everything else of a run, an estimate before it is compiled.
+    """
+
+    layers: tuple[Cost, ...]
+    embedding: Cost
+    output: Cost
+    running: int
+
+    def of(self, layers: range) -> Cost:
+        """What a stage takes."""
+        cost = sum((self.layers[index] for index in layers), Cost())
+        cost = cost if layers.start else cost + self.embedding
+        return cost + self.output if layers.stop == len(self.layers) else cost
+
+
+@dataclass(frozen=True)
+class Room:
+    """A device for a stage: bytes that are free for it, in which memory, and how fast it reads them."""
+
+    spec: str
+    title: str
+    target: str
+    free: int
+    memory: str
+    gb_s: float
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage of a plan."""
+
+    room: Room
+    layers: range
+    cost: Cost
+    running: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.cost.nbytes + self.running
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that a decoded token takes at least."""
+        return self.cost.read / (self.room.gb_s * 1e9)
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The stages of a model in order, for a context in tokens. `hidden_size` numbers a row cross each border."""
+
+    stages: tuple[PlannedStage, ...]
+    context: int
+    hidden_size: int
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        return tuple(len(stage.layers) for stage in self.stages)
+
+    @property
+    def targets(self) -> str:
+        """The targets as `mlcpipe compile` takes them."""
+        return ",".join(stage.room.target for stage in self.stages)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that cross each border for a token."""
+        return 4 * self.hidden_size
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that a decoded token takes at least, stage after stage."""
+        return sum(stage.token_s for stage in self.stages)
+
+
+def plan(
+    rooms: Sequence[Room], costs: Sequence[Costs], counts: Sequence[int] | None = None
+) -> tuple[PlannedStage, ...]:
+    """Stages for rooms in the order of the layers; `costs` are those with the target of each room.
+
+    `counts` are layers of each, instead of a choice. One room that holds the whole model, and is the fastest, is the
+    only stage. Raises ResourceError where something does not fit, UsageError for counts that are not the model's.
+    """
+    total = len(costs[0].layers)
+    if counts is not None:
+        if len(counts) != len(rooms):
+            found = f"{len(counts)} for {len(rooms)} devices"
+            raise UsageError("--stages", expected="a number of layers for each device", found=found)
+        return _checked(rooms, costs, runs_of(counts, total))
+    if total < len(rooms):
+        raise UsageError("--device", expected=f"at most {total} devices, as the model has layers", found=len(rooms))
+    order = sorted(range(len(rooms)), key=lambda index: (-rooms[index].gb_s, index))
+    alone = order[0]
+    whole = PlannedStage(rooms[alone], range(total), costs[alone].of(range(total)), costs[alone].running)
+    if whole.nbytes <= rooms[alone].free and len({room.memory for room in rooms}) > 1:
+        return (whole,)
+    chosen, left, used = [0] * len(rooms), total, dict.fromkeys((room.memory for room in rooms), 0)
+    for place, index in enumerate(order):
+        waiting = len(order) - place - 1
+        most = left - waiting
+        room, cost = rooms[index], costs[index]
+        edges = (cost.embedding if index == 0 else Cost()) + (cost.output if index == len(rooms) - 1 else Cost())
+        free = room.free - used[room.memory] - cost.running - edges.nbytes
+        largest = max(layer.nbytes for layer in cost.layers)  # whichever layers these will be
+        fits = most if not largest else min(most, max(0, free) // largest)
+        if waiting:
+            chosen[index] = fits
+        else:
+            chosen[index] = most
+        if not chosen[index]:
+            raise _full(room, largest + edges.nbytes + cost.running, "one layer")
+        used[room.memory] += chosen[index] * largest + edges.nbytes + cost.running
+        left -= chosen[index]
+    return _checked(rooms, costs, runs_of(chosen, total))
+
+
+def _checked(rooms: Sequence[Room], costs: Sequence[Costs], runs: Sequence[range]) -> tuple[PlannedStage, ...]:
+    """The stages. Raises ResourceError for one that its memory does not hold beside the others in it."""
+    stages = tuple(PlannedStage(room, run, cost.of(run), cost.running) for room, cost, run in zip(rooms, costs, runs))
+    used: dict[str, int] = {}
+    for stage in stages:
+        used[stage.room.memory] = used.get(stage.room.memory, 0) + stage.nbytes
+        if used[stage.room.memory] > stage.room.free:
+            words = f"layers {stage.layers.start} to {stage.layers.stop - 1}"
+            raise _full(stage.room, used[stage.room.memory], words)
+    return stages
+
+
+def _full(room: Room, needed: int, what: str) -> ResourceError:
+    return ResourceError(
+        f"{what} of the model do not fit" if what.startswith("layers") else f"{what} of the model does not fit",
+        where=f"{room.spec}, {room.title}", expected=f"{byte_size(needed)} free", found=f"{byte_size(room.free)} free",
+        next_step="take a shorter --context, fewer layers there, a smaller model or a --quantization of fewer bits",
+    )  # fmt: skip
+
+
+def room_of(spec: str, target: str | None, limit: int | None, measure: Callable[[Device], float]) -> Room:
+    """A device of `--device`. `limit` bounds the memory of one that has its own, or is no CPU."""
+    device = devices.choose(spec)
+    with device.errors():
+        free = device.free_memory().nbytes
+    if limit is not None and not device.on_host:
+        free = min(free, limit)
+    shared = device.in_host_memory and (device.on_host or limit is None)
+    memory = "" if shared else device.spec
+    return Room(device.spec, device.title, target or device.best_target(), free, memory, measure(device))
+
+
+def gb_s_of(device: Device) -> float:
+    """How fast a device reads its memory, in GB/s (10^9 bytes): measured once and kept, where that is possible."""
+    if device.on_host or not device.is_hardware:
+        return host_gb_s()
+    kept = KeptSpeed.of(device.KIND, env().cache_dir)
+    if device.index or kept is None:
+        return copied_gb_s(device)
+    speed = kept.read() or kept.measure(lambda device: None)
+    return speed.gb_s or copied_gb_s(device)
+
+
+def plan_stages(
+    checkpoint: Checkpoint,
+    rooms: Sequence[Room],
+    quantization: str | QuantizationRecipe,
+    kv_cache_dtype: str,
+    context: int | None = None,
+    counts: Sequence[int] | None = None,
+) -> StagePlan:
+    """A plan for a checkpoint, with room for `context` tokens, by default a useful number of them.
+
+    Raises what `plan` raises, and ConfigError or TargetError for a model or target that has no stages.
+    """
+    check_model(checkpoint)
+    checkpoint = with_draft_head(checkpoint, NO_HEAD)
+    recipe = load_recipe(quantization) if isinstance(quantization, str) else quantization
+    targets = targets_of(",".join(room.target for room in rooms))
+    models = stage_models(checkpoint, targets, recipe, kv_cache_dtype)
+    sizes = [lengths(model, target, checkpoint, None) for model, target in zip(models, targets)]
+    most, chunk = (min(several) for several in zip(*sizes))
+    tokens = min(most, context or USEFUL_CONTEXT)
+    known: dict[str, Costs] = {}
+    for model, target in zip(models, targets):
+        if target.name not in known:
+            table = stored_weights(checkpoint, target, recipe)
+            known[target.name] = _costs(model, table, tokens, chunk)
+    costs = [known[target.name] for target in targets]
+    return StagePlan(plan(rooms, costs, counts), tokens, models[0].facts.hidden_size)
+
+
+def _costs(model: LanguageModel, table: Sequence[Weight], context: int, chunk: int) -> Costs:
+    """What the layers of a model take with such stored weights, for a conversation."""
+    facts = model.facts
+    layers = [Cost()] * facts.num_layers
+    embedding = output = Cost()
+    widest = facts.hidden_size
+    for weight in table:
+        cost = Cost(0 if weight.gathered else weight.nbytes, weight.decode_nbytes)
+        if (match := _LAYER.match(weight.name)) is not None:
+            layers[int(match[1])] += cost
+            widest = max((widest, *weight.shape[-2:-1]))
+        elif weight.name.startswith(_EMBEDDING):
+            row = Cost(cost.weights, weight.nbytes // weight.shape[0])
+            embedding += row
+            output += cost if facts.tied and weight.name == "model.embed_tokens.weight" else Cost()
+        else:
+            output += cost
+    states = model.states()
+    units = conversation_units(states, chunk, MAX_BATCH, context)
+    for state in states:
+        layers[min(state.layers)] += Cost(states=units.nbytes(states, [state]))
+    work = attention_bytes(model, chunk) + 4 * chunk * (4 * facts.hidden_size + 2 * widest)
+    return Costs(tuple(layers), embedding, output, least_running_bytes(facts.vocab_size) + work + _MARGIN)
+
+
+def described(found: StagePlan) -> list[Mapping[str, object]]:
+    """A row of each stage for JSON: bytes, and seconds of a token at least."""
+    return [
+        {
+            "device": stage.room.spec,
+            "name": stage.room.title,
+            "target": stage.room.target,
+            "layers": [stage.layers.start, stage.layers.stop],
+            "weights_bytes": stage.cost.weights,
+            "read_bytes": stage.cost.read,
+            "states_bytes": stage.cost.states,
+            "running_bytes": stage.running,
+            "free_bytes": stage.room.free,
+            "gb_s": stage.room.gb_s,
+            "token_s": stage.token_s,
+        }
+        for stage in found.stages
+    ]

@@ -52,6 +52,8 @@ _POPULAR = (
     ("Gemma 3n E2B, E4B", "gemma3n"),
     ("Qwen2.5-VL", "qwen2_5_vl"),
     ("SmolLM3", "smollm3"),
+    ("Muse Glimmer 30B", "muse_glimmer"),
+    ("Laguna XS 2, S 2.1", "laguna"),
     ("EXAONE 4", "exaone4"),
     ("OLMo 3", "olmo3"),
     ("Command R7B, Command A", "cohere2"),

@@ -41,6 +41,7 @@ TOWERS: Mapping[str, str] = {
     "llava_next": "llama",
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
+    "muse_glimmer": "muse_glimmer_text",
     "qwen2_5_vl": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen3_5": "qwen3_5_text",
@@ -75,6 +76,10 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32,
     },
+    "muse_glimmer_text": {
+        "vocab_size": 202048, "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 52,
+        "num_attention_heads": 32,
+    },
     "qwen2": {
         "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
         "num_attention_heads": 32,
@@ -84,7 +89,7 @@ _PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model
 _HEAD = "lm_head."
 _TOWERS = (
     "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline",
-    "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.",
+    "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.", "vision_adapter.", "vision_projection.",
 )  # fmt: skip
 _OF_THE_WHOLE = ("quantization_config", "quantization", "eos_token_id", "bos_token_id")
 _TIED = "tie_word_embeddings"  # the whole decides

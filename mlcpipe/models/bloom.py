@@ -61,7 +61,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     slopes = slopes_of(base.num_heads)
     specs = base.attentions(qkv_bias=True, o_bias=True, fused="groups", slopes=slopes)
     none = [False] * base.num_layers
-    return decoder(base, specs, lambda i: base.plain_mlp(bias=True), rotated=none, embedding_norm=True)
+    return decoder(base, specs, lambda i: base.plain_mlp(bias=True), rotated=none, embedding_norm=base.norm)
 
 
 GGUF = GgufFamily(

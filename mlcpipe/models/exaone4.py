@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder import decoder
@@ -24,14 +24,19 @@ DEFAULT_PATTERN = 4
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for an EXAONE 4 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
+    windows, rotated = hybrid_windows(base)
+    return decoder(base, base.attentions(windows, norm="head"), form=POST_NORM, rotated=rotated)
+
+
+def hybrid_windows(base: BaseConfig) -> tuple[tuple[int | None, ...], list[bool]]:
+    """The window of each layer, and which have RoPE: all, or those with a window if there are such."""
     fields = base.fields
     window, slides = fields.optional_integer("sliding_window", DEFAULT_WINDOW), [False] * base.num_layers
     if window is not None and fields.get("layer_types") is None:
         pattern = fields.integer("sliding_window_pattern", DEFAULT_PATTERN)
         slides = [(i + 1) % pattern != 0 for i in range(base.num_layers)]
     windows = layer_windows(fields, window, slides)
-    rotated = [window is None or one is not None for one in windows]
-    return decoder(base, base.attentions(windows, norm="head"), form=POST_NORM, rotated=rotated)
+    return windows, [window is None or one is not None for one in windows]
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

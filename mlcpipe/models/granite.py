@@ -45,13 +45,13 @@ def multiplied(
         "scale": fields.number("attention_multiplier", 1.0, low=1e-6),
     }
     every = range(base.num_layers)
+    options.setdefault("logit_scale", 1.0 / fields.number("logits_scaling", 1.0, low=1e-6))
     return decoder(
         base,
         base.attentions(**of) if mixer is None else [mixer(i, base.attention(**of)) for i in every],
         mlp,
         scale=fields.number("residual_multiplier", 1.0),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
-        logit_scale=1.0 / fields.number("logits_scaling", 1.0, low=1e-6),
         **options,
     )
 

@@ -59,19 +59,24 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         )
         for window, count in zip(windows, counts)
     ]  # fmt: skip
-    tables = Fields(fields.get("rope_parameters", ROPES), "config.json rope_parameters")
-    tables.refuse(**{name: () for name in tables.values if name not in ROPES})
-
-    def rope(kind: str) -> Rope:
-        return base.read_rope(tables.table(kind), float(ROPES[kind]["rope_theta"]), partial=1.0)
-
     return decoder(
         base,
         specs,
         lambda i: base.mlp() if kinds[i] == "dense" else _experts(base),
-        ropes=[rope(kind) for kind in ROPES],
+        ropes=ropes_of_kinds(base, ROPES, partial=1.0),
         rope_of=[0 if window is None else 1 for window in windows],
     )
+
+
+def ropes_of_kinds(
+    base: BaseConfig, usual: Mapping[str, Mapping[str, Any]], partial: float | None = None
+) -> list[Rope]:
+    """The rope of each kind of layer in `usual`, which has the family's own; `partial` as in `BaseConfig.read_rope`."""
+    tables = Fields(base.fields.get("rope_parameters", usual), "config.json rope_parameters")
+    tables.refuse(**{name: () for name in tables.values if name not in usual})
+    return [
+        base.read_rope(tables.table(kind), float(one["rope_theta"]), partial=partial) for kind, one in usual.items()
+    ]
 
 
 def _each(base: BaseConfig, name: str, default: list[Any]) -> list[Any]:

@@ -66,6 +66,6 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         base.facts([no_rope(dim)]),
         [RwkvLayer(spec, i) for i in range(count)],
         base.norm,
-        embedding_norm=fields.flag("norm_first", True),
+        embedding_norm=base.norm if fields.flag("norm_first", True) else None,
         streams=FirstValues(hidden),
     )

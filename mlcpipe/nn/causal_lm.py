@@ -35,7 +35,7 @@ class Decoder(nn.Module):
         layers: Sequence[nn.Module],
         norm: NormSpec,
         *,
-        embedding_norm: bool,
+        embedding_norm: NormSpec | None,
         positions: tuple[int, int] | None,
         per_layer: nn.Module | None,
         streams: nn.Module | None,
@@ -44,7 +44,7 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size)
         rows = self.first + count
         self.embed_positions = Embedding(rows, facts.hidden_size, quantize=False) if count else None
-        self.embedding_norm = norm(facts.hidden_size) if embedding_norm else None
+        self.embedding_norm = embedding_norm(facts.hidden_size) if embedding_norm else None
         self.per_layer, self.streams = per_layer, streams
         self.layers = nn.ModuleList(list(layers))
         self.norm = norm(facts.hidden_size)
@@ -130,7 +130,7 @@ class CausalLM(LanguageModel):
         norm: NormSpec,
         *,
         head_bias: bool = False,
-        embedding_norm: bool = False,
+        embedding_norm: NormSpec | None = None,
         positions: tuple[int, int] | None = None,
         per_layer: nn.Module | None = None,
         streams: nn.Module | None = None,

@@ -13,6 +13,7 @@ from mlcpipe.nn.base_config import BaseConfig
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder_layer import PRE_NORM, DecoderLayer, LayerForm
 from mlcpipe.nn.next_token import NextTokenHead
+from mlcpipe.nn.norm import NormSpec
 from mlcpipe.nn.rope import Rope, no_rope
 
 
@@ -37,6 +38,7 @@ def decoder(
     rope_of: Sequence[int] | None = None,
     rotated: Sequence[bool] | None = None,
     drafts: AttentionSpec | Mixer | None = None,
+    norm: NormSpec | None = None,
     **options: Any,
 ) -> CausalLM:
     """A model of layers that attend, or mix tokens otherwise; None: a layer has an MLP alone.
@@ -44,7 +46,8 @@ def decoder(
     `mlp(i)` makes the MLP of layer i, if it has one, by default all are `base.mlp()`. `form` is that of all layers or
     of each. `scale` multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the
     one of layer i; layers that are not `rotated` have none. `drafts` attends in the layer that checkpoints have after
-    the last one to draft tokens, if they have it. `options` are those of CausalLM and ModelFacts.
+    the last one to draft tokens, if they have it. `norm` comes after the last layer, by default one as those of layers.
+    `options` are those of CausalLM and ModelFacts.
     """
     count = base.num_layers
     ropes = [base.rope()] if ropes is None else list(ropes)
@@ -61,7 +64,7 @@ def decoder(
         for i, (name, block) in enumerate(blocks)
     ]
     of_model = {name: options.pop(name) for name in _OF_MODEL if name in options}
-    model = CausalLM(base.facts(ropes, of, **options), layers, base.norm, **of_model)
+    model = CausalLM(base.facts(ropes, of, **options), layers, norm or base.norm, **of_model)
     if drafts is not None and not ropes[0].depends_on_length:
         block = _mixer(drafts, 0).block
         layer = DecoderLayer(block, base.mlp() if mlp is None else mlp(count), base.hidden_size, base.norm, forms[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
@@ -20,7 +20,8 @@ class LayerForm:
 
     `parallel`: mixer and MLP read the same residual stream; an MLP without a norm of its own reads the mixer's input.
     `of_norms` are four factors (MiniMax): each norm's output replaces the residual stream, and in the sum of it and of
-    what the mixer makes they have the first two, in that of the MLP the others.
+    what the mixer makes they have the first two, in that of the MLP the others. `after_eps`: the epsilon of
+    the norms of outputs, where it is not that of the others.
     """
 
     before_mixer: str = "input_layernorm"
@@ -29,6 +30,7 @@ class LayerForm:
     after_mlp: str = ""
     parallel: bool = False
     of_norms: tuple[float, float, float, float] | None = None
+    after_eps: float | None = None
 
 
 PRE_NORM = LayerForm()
@@ -61,9 +63,10 @@ class DecoderLayer(nn.Module):
         mixer_name: str = "self_attn",
     ) -> None:
         self.form, self.scale, self.mixer_name = form, scale, mixer_name
+        after = norm if form.after_eps is None else replace(norm, eps=form.after_eps)
         for name, block in (
-            (form.before_mixer, norm(hidden_size)), (mixer_name, mixer), (form.after_mixer, norm(hidden_size)),
-            (form.before_mlp, norm(hidden_size)), ("mlp", mlp), (form.after_mlp, norm(hidden_size)),
+            (form.before_mixer, norm(hidden_size)), (mixer_name, mixer), (form.after_mixer, after(hidden_size)),
+            (form.before_mlp, norm(hidden_size)), ("mlp", mlp), (form.after_mlp, after(hidden_size)),
         ):  # fmt: skip
             if name:
                 setattr(self, name, block)

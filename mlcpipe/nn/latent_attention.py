@@ -29,6 +29,7 @@ from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.linear import HeadLinear, Linear
 from mlcpipe.nn.norm import NormSpec
+from mlcpipe.nn.rows import scaled
 from mlcpipe.nn.step_states import StepStates
 
 NORM = NormSpec(eps=1e-6)  # of the low-rank vectors, whatever the epsilon of a model's layers
@@ -44,6 +45,7 @@ class LatentSpec:
     interleaved  the checkpoint has rope dimensions in pairs (2j, 2j + 1)
     scale        of scores
     growth       as in AttentionSpec
+    vector_scale multiplies the normalized latent vector
     gated        each head's output is multiplied by a sigmoid of its row of gate_proj
     """
 
@@ -59,6 +61,7 @@ class LatentSpec:
     interleaved: bool = True
     growth: tuple[float, int, int] | None = None
     gated: bool = False
+    vector_scale: float = 1.0
 
     @property
     def cached(self) -> AttentionSpec:
@@ -102,7 +105,8 @@ class LatentAttention(AttentionBlock):
         if of.growth:
             q = grown(q, kv.positions(m), *of.growth)
         vector, rope = op.split(self.kv_a_proj_with_mqa(x), [of.kv_rank], axis=1)
-        parts = [self.k_b_proj(q), q, self.kv_a_layernorm(vector), rope, cos, sin]
+        vector = scaled(self.kv_a_layernorm(vector), of.vector_scale)
+        parts = [self.k_b_proj(q), q, vector, rope, cos, sin]
         qkv = op.tensor_expr_op(_joined, "latent_qkv", parts)
         y = kv.attend(self.layer, self.spec, qkv)
         y = self.v_b_proj(op.reshape(y, (m, of.num_heads, of.kv_rank)))

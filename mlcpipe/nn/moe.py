@@ -96,7 +96,7 @@ class SparseMoE(nn.Module):
 
     An expert's gate and up are one matrix, so a token's row is read once. `shared_width`: an expert that every token
     uses is added, with `shared_gate` times the sigmoid of a learned product with x, and times `shared_scale`. Without
-    `gated` an expert is down_e(act(up_e(x))).
+    `gated` an expert is down_e(act(up_e(x))). `experts`: the number of MLPs, where it is not that of the routing.
     """
 
     def __init__(
@@ -110,9 +110,11 @@ class SparseMoE(nn.Module):
         shared_gate: bool = False,
         shared_scale: float = 1.0,
         gated: bool = True,
+        experts: int | None = None,
     ) -> None:
         self.shared_scale, self.gated = shared_scale, gated
-        self.act, self.routing, experts = activation(act), routing, routing.experts
+        self.act, self.routing = activation(act), routing
+        experts = routing.experts if experts is None else experts
         self.gate = Router(hidden_size, routing)
         parts = ("gate", "up") if gated else ("up",)
         inner = [[f"experts.{e}.{name}_proj" for name in parts] for e in range(experts)]
@@ -120,7 +122,7 @@ class SparseMoE(nn.Module):
         down = [[f"experts.{e}.down_proj"] for e in range(experts)]
         self.experts_down = ExpertLinear(experts, width, hidden_size, down)
         for layer in (self.experts_gate_up, self.experts_down):
-            layer.weight.attrs["reads"] = Fraction(routing.chosen, experts)
+            layer.weight.attrs["reads"] = Fraction(routing.chosen, routing.experts)
         shared = GatedMLP if gated else PlainMLP
         self.shared_expert = shared(hidden_size, shared_width, act) if shared_width else None
         self.shared_expert_gate = Linear(hidden_size, 1, quantize=False) if shared_gate else None

@@ -38,6 +38,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "kimi_linear": {**_LATENT, "linear_attn_config": {"full_attn_layers": [4], "num_heads": 4, "head_dim": 16}},
     "mamba2": {"num_heads": 8, "head_dim": 16, "num_attention_heads": 8},
     "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 32},
+    "longcat_flash": {**_LATENT, "num_layers": 2},
     "minimax": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
     "rwkv7": {f"{name}_low_rank_dim": 8 for name in ("decay", "a", "v", "gate")},
     "zamba2": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "head_dim": 32, "mamba_ngroups": 2},

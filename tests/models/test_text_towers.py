@@ -152,6 +152,7 @@ def test_sizes_that_the_file_leaves_out_are_those_of_transformers() -> None:
         ("gemma4", "gemma4_text"),
         ("llava", "llama"),
         ("mistral3", "mistral"),
+        ("muse_glimmer", "muse_glimmer_text"),
         ("internvl", "qwen2"),
     ):
         found = text_config({"model_type": whole, "text_config": {"model_type": text}, "vision_config": {}})

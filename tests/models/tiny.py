@@ -124,6 +124,16 @@ ALIASES: Mapping[str, str] = {
     "num_kv_heads": "num_key_value_heads",
 }
 
+# Text models that transformers has inside a model of pictures alone, and the whole's other fields.
+WHOLES: Mapping[str, Mapping[str, Any]] = {
+    "muse_glimmer_text": {
+        "model_type": "muse_glimmer",
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "out_hidden_size": 128,
+        "projector_hidden_size": 16,
+    },
+}
+
 # Case -> the seed that `search_seed` found, and `digest` of what for: `python -m tests.models.tiny` writes them.
 _SEEDS = Path(__file__).with_name("seeds.json")
 SEEDS: Mapping[str, Mapping[str, Any]] = json.loads(_SEEDS.read_text(encoding="utf-8"))
@@ -206,6 +216,8 @@ def build_model(case: TinyCase, seed: int) -> Any:
     """
     torch.manual_seed(seed)  # some vectors start at random
     config, auto = tiny_config(case), cast(Any, AutoModelForCausalLM)  # untyped in transformers
+    if case.model_type in WHOLES:
+        config = AutoConfig.for_model(text_config=config.to_dict(), **json.loads(json.dumps(WHOLES[case.model_type])))
     if type(config) not in auto._model_mapping:
         auto = AutoModelForImageTextToText  # where Mistral 4's text model is
     model = auto.from_config(config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
@@ -227,7 +239,7 @@ def build_model(case: TinyCase, seed: int) -> Any:
                 parameter.sub_(2.0 * (torch.rand(parameter.shape, generator=generator) < 0.5))
     # Runs have a fixed length: no token ends them.
     model.generation_config.eos_token_id = None
-    model.generation_config.suppress_tokens = list(range(TOKENS, model.config.vocab_size))
+    model.generation_config.suppress_tokens = list(range(TOKENS, model.config.get_text_config().vocab_size))
     model.generation_config.pad_token_id = 0
     return model.eval()
 
@@ -251,7 +263,7 @@ def prompt_tokens(case: TinyCase, count: int) -> list[int]:
 def write_tiny(case: TinyCase, folder: Path, dtype: str = "float32", seed: int | None = None) -> Path:
     """Writes config.json, safetensors and a word tokenizer to `folder`. Without `seed`, the references' seed."""
     model = build_model(case, settled_seed(case) if seed is None else seed)
-    model.generation_config.eos_token_id = model.config.eos_token_id
+    model.generation_config.eos_token_id = model.config.get_text_config().eos_token_id
     model.generation_config.pad_token_id = model.generation_config.suppress_tokens = None
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     if case.hub:

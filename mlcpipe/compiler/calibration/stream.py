@@ -69,13 +69,15 @@ class Stream:
 
     def _normalized(self, x: Array, model: CausalLM, checkpoint: Checkpoint) -> Array:
         norm = model.model.embedding_norm
-        if not isinstance(norm, LayerNorm) or norm.bias is None:
-            raise CompileError(f"no calibration of {model.facts.model_type}", found="a norm after the embedding")
-        names = (self.prefix + self.named(f"embedding_norm.{part}") for part in ("weight", "bias"))
-        weight, bias = map(checkpoint.read, names)
-        centred = x - x.mean(axis=1, keepdims=True)
-        normalized: Array = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + np.float32(norm.eps))
-        return normalized * weight + bias
+        x = x - x.mean(axis=1, keepdims=True) if isinstance(norm, LayerNorm) else x
+        y: Array = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + np.float32(norm.eps))
+        for part, apply in (("weight", np.multiply), ("bias", np.add)):
+            vector = getattr(norm, part, None)
+            if vector is not None and "add" in vector.attrs:
+                raise CompileError(f"no calibration of {model.facts.model_type}", found="a norm after the embedding")
+            if vector is not None:
+                y = apply(y, checkpoint.read(self.prefix + self.named(f"embedding_norm.{part}")))
+        return y
 
     def named(self, name: str) -> str:
         """The checkpoint's name, without the prefix, of a tensor of the model."""

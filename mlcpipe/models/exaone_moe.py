@@ -1,0 +1,46 @@
+"""K-EXAONE (LG AI Research 2026): EXAONE 4's attention with norms before blocks, and DeepSeek V3's mixtures.
+
+Models: K-EXAONE 236B-A23B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.models.exaone4 import hybrid_windows
+from mlcpipe.models.glm4_moe import grouped_routing
+from mlcpipe.models.glm4_moe_lite import sparse_where_listed
+from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.moe import expert_counts
+from mlcpipe.nn.names import CheckpointNames
+from mlcpipe.nn.norm import NormSpec
+
+DEFAULTS = Defaults(positions=2048, num_kv_heads=32, norm=NormSpec(eps=1e-5), intermediate_size=16384)
+NAMES = CheckpointNames(
+    unused=("mtp.",),
+    layer={
+        "mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias",
+        "mlp.shared_expert": "mlp.shared_experts",
+    },
+)
+# What published files say and no model of the family does otherwise.
+FIXED: Mapping[str, list[Any]] = {
+    "attention_bias": [None, False],
+    "mlp_bias": [None, False],
+    "scoring_func": [None, "sigmoid"],
+    "topk_method": [None, "noaux_tc"],
+}
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a K-EXAONE config.json. Raises ConfigError for unsupported fields."""
+    base = read_base(config, DEFAULTS, **FIXED)
+    fields = base.fields
+    windows, rotated = hybrid_windows(base)
+    routing = grouped_routing(fields, *expert_counts(fields, 64, 8), normalize=True, scale=2.5)
+    shared = fields.integer("num_shared_experts", 1, low=0, high=4096)
+    mlp = sparse_where_listed(base, routing, dense=1, shared=shared, width=1024)
+    return decoder(base, base.attentions(windows, norm="head"), mlp, rotated=rotated)

@@ -1,0 +1,41 @@
+"""Mellum 2 (JetBrains 2026): Qwen 3's mixtures, with windows and a second rope in the layers that have them.
+
+Models: Mellum2 12B-A2.5B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.models.glm4_moe_lite import sparse_where_listed
+from mlcpipe.models.laguna import ropes_of_kinds
+from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_windows
+from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.moe import Routing, expert_counts
+from mlcpipe.nn.names import CheckpointNames
+
+DEFAULTS = Defaults(positions=131072, num_kv_heads=4, head_dim=128, intermediate_size=7168)
+NAMES = CheckpointNames(unused=("mtp.",))
+ROPES: Mapping[str, Mapping[str, Any]] = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Mellum 2 config.json. Raises ConfigError for unsupported fields."""
+    base = read_base(config, DEFAULTS, mlp_bias=[None, False], rope_scaling=[None], use_sliding_window=[None, True])
+    fields, count = base.fields, base.num_layers
+    bias = fields.flag("attention_bias", False)
+    windows = layer_windows(fields, fields.optional_integer("sliding_window", 1024), [False] * count)
+    routing = Routing(*expert_counts(fields, 64, 8), normalize=fields.flag("norm_topk_prob", True))
+    return decoder(
+        base,
+        base.attentions(windows, qkv_bias=bias, o_bias=bias, norm="head"),
+        sparse_where_listed(base, routing, dense=0, shared=0, width=896),
+        ropes=ropes_of_kinds(base, ROPES),
+        rope_of=[0 if window is None else 1 for window in windows],
+    )

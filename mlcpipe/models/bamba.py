@@ -12,7 +12,8 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder import Mixer, decoder
-from mlcpipe.nn.mamba2 import Mamba2, read_mamba2
+from mlcpipe.nn.gguf import PRE_NORM, SCAN, GgufFamily, GgufFile
+from mlcpipe.nn.mamba2 import Mamba2, read_gguf, read_mamba2
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
@@ -41,3 +42,21 @@ def _attending(base: BaseConfig) -> set[int]:
     if not isinstance(listed, list) or any(type(i) is not int for i in listed):
         raise ConfigError("field attn_layer_indices", where=base.fields.where, expected="numbers of layers")
     return set(listed)
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    counts = file.numbers("attention.head_count_kv", config["num_hidden_layers"])
+    attends = config["attn_layer_indices"] = [i for i, count in enumerate(counts) if count]
+    config["mamba_expand"], rest = divmod(read_gguf(file, config), config["hidden_size"])
+    if rest:
+        raise file.error("ssm.inner_size", f"a multiple of {config['hidden_size']}")
+    if int(config["head_dim"] * config.pop("partial_rotary_factor")) != config["head_dim"] // 2:
+        raise file.error("rope.dimension_count", f"{config['head_dim'] // 2}, half a head")
+    config["attention_bias"] = any(f"blk.{i}.attn_q.bias" in file for i in attends)
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in file
+
+
+GGUF = GgufFamily(
+    "granitehybrid", _complete_gguf, {**PRE_NORM, **SCAN}, rope="partial", interleaved=True, some_attend=True,
+    applies=lambda file: bool(file.get("rope.scaling.finetuned", False)),  # as llama.cpp tells Granite 4 from it
+)  # fmt: skip

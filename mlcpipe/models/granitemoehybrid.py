@@ -63,8 +63,6 @@ def _mlp(base: BaseConfig) -> Callable[[int], nn.Module]:
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     complete_granite(file, config)
-    if file.get("rope.scaling.finetuned"):
-        raise file.error("rope.scaling.finetuned", False, True)
     heads = file.numbers("attention.head_count_kv", config["num_hidden_layers"])
     config["layer_types"] = ["attention" if count else "mamba" for count in heads]
     config["position_embedding_type"] = "nope"

@@ -15,6 +15,7 @@ from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows
 from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.gguf import ATTENTION, EXPERTS, MLP, MOE, GgufFamily, GgufFile, by_layer, read_experts, read_windows
 from mlcpipe.nn.moe import Router, Routing, SparseMoE, expert_counts
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.rope import Rope
@@ -113,3 +114,58 @@ class _CappedRouter(Router):
         y = y if y.dtype == "float32" else op.astype(y, "float32")
         cap = Tensor.from_scalar(self.cap, "float32")
         return op.multiply(op.tanh(op.divide(y, cap)), cap)
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """Full layers are the first of four where the file does not list them; gates have rows of heads or of elements."""
+    layers, size = config["num_hidden_layers"], config["head_dim"]
+    keys = ("attention.head_count", "feed_forward_length", "attention.head_count_kv")
+    heads, widths, kv = (by_layer(file, key, layers) for key in keys)
+    for key, values in zip(keys[1:], (widths, kv)):
+        if len(set(values)) > 1:
+            raise file.error(key, "one number for all layers", values[:8])
+    gate = file.rows("blk.0.attn_gate.weight")
+    if gate not in (heads[0], heads[0] * size):
+        raise file.error(keys[0], f"{gate} or {gate // size}, by the rows of blk.0.attn_gate.weight", heads[0])
+    config |= {
+        "intermediate_size": widths[0],
+        "num_attention_heads": heads[0],
+        "num_attention_heads_per_layer": heads,
+        "num_key_value_heads": kv[0],
+        "gating": "per-head" if gate == heads[0] else "per-element",
+    }
+    read_experts(file, config, "sigmoid")
+    if file.integer("expert_shared_count", 1) != 1 or not file.get("expert_weights_norm", True):
+        raise file.error("expert_shared_count", "1, and expert_weights_norm true")
+    dense = min(file.integer("leading_dense_block_count", 0), layers)
+    config["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
+    config["shared_expert_intermediate_size"] = file.integer("expert_shared_feed_forward_length")
+    config["moe_routed_scaling_factor"] = file.number("expert_weights_scale", 1.0)
+    config["attention_bias"] = "blk.0.attn_q.bias" in file
+    if isinstance(file.get("attention.sliding_window_pattern", 4), int):
+        window = config["sliding_window"] = file.integer("attention.sliding_window", 0) or None
+        period = file.integer("attention.sliding_window_pattern", 4)
+        slides = [window is not None and period > 0 and i % period > 0 for i in range(layers)]
+        config["layer_types"] = [f"{'sliding' if slide else 'full'}_attention" for slide in slides]
+    else:
+        read_windows(file, config, 4)
+    theta = config.pop("rope_theta")
+    full = config.pop("rope_scaling", None) or {"rope_type": "default"}
+    config["rope_parameters"] = {
+        "full_attention": full | {"rope_theta": theta, "partial_rotary_factor": config.pop("partial_rotary_factor")},
+        "sliding_attention": {
+            "rope_type": "default",
+            "rope_theta": file.number("rope.freq_base_swa", theta),
+            "partial_rotary_factor": file.integer("rope.dimension_count_swa", size) / size,
+        },
+    }
+
+
+GGUF = GgufFamily(
+    "laguna",
+    _complete_gguf,
+    {**ATTENTION, **MLP, **MOE, "attn_gate": "self_attn.gate_proj", "ffn_norm": "post_attention_layernorm"},
+    EXPERTS,
+    rope="partial",
+    by_layer=True,
+)

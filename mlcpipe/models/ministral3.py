@@ -15,7 +15,7 @@ from mlcpipe.nn.base_config import read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows, rope_table
 from mlcpipe.nn.decoder import decoder
-from mlcpipe.nn.gguf import GgufFamily, GgufFile
+from mlcpipe.nn.gguf import GgufFamily, GgufFile, read_growth
 from mlcpipe.nn.norm import NormSpec
 
 DEFAULTS = replace(MISTRAL_DEFAULTS, positions=262144, head_dim=128, norm=NormSpec(eps=1e-5))
@@ -47,11 +47,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     complete_gguf(file, config)
-    table = config.setdefault("rope_scaling", {"rope_type": "default"})  # that of Mistral Small 3
-    length = table.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
-    if file.integer("attention.temperature_length", length) != length:
-        raise file.error("attention.temperature_length", length)
-    table["llama_4_scaling_beta"] = file.number("attention.temperature_scale", 0.0)
+    read_growth(file, config)
 
 
 GGUF = GgufFamily("mistral3", _complete_gguf, interleaved=True)

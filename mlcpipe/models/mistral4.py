@@ -12,13 +12,15 @@ from typing import Any
 from mlcpipe.models.deepseek_v2 import ROUTER
 from mlcpipe.models.deepseek_v3 import latent_mixers, read_latent_base
 from mlcpipe.models.glm4_moe import NAMES, grouped_routing, sparse_after
+from mlcpipe.models.glm4_moe import complete_gguf as complete_glm4_moe
 from mlcpipe.nn.base_config import Defaults
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, rope_table
 from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.gguf import EXPERTS, LATENT, MLP, MOE, GgufFamily, GgufFile, read_growth, read_latent
 from mlcpipe.nn.moe import expert_counts
 
-__all__ = ["NAMES", "build"]
+__all__ = ["GGUF", "NAMES", "build"]
 
 DEFAULTS = Defaults(positions=1048576)
 NOPE = 64
@@ -50,3 +52,12 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     routing = replace(routing, score="softmax", bias=False)
     mlp = sparse_after(base, routing, dense=0, shared=fields.integer("n_shared_experts", 1, low=0), width=2048)
     return decoder(base, mixers, mlp, ropes=[base.read_rope(table, base.theta, original=original)])
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    read_latent(file, config)
+    complete_glm4_moe(file, config, "softmax")
+    read_growth(file, config)
+
+
+GGUF = GgufFamily("mistral4", _complete_gguf, {**LATENT, **MLP, **MOE}, EXPERTS, latent=True)

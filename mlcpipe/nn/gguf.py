@@ -65,6 +65,9 @@ class GgufFile(Protocol):
     def __contains__(self, tensor: str) -> bool:
         """Whether there is a tensor of this name."""
 
+    def rows(self, tensor: str) -> int:
+        """The first extent of a tensor, 0 if there is none."""
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A non-negative integer."""
 
@@ -98,7 +101,7 @@ class GgufFamily:
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     grouped      rows of attn_qkv are those of q, of k and of v, which the checkpoint has by KV head
     norm_offset  added to the weights of norms in the file
-    by_layer     MLPs' widths and numbers of KV heads may be listed by layer; `complete` reads them
+    by_layer     MLPs' widths and numbers of heads may be listed by layer; `complete` reads them
     latent       attention is latent: its keys and values have the sizes that `read_latent` reads
     some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
     """
@@ -164,6 +167,15 @@ def read_latent(file: GgufFile, config: dict[str, Any]) -> None:
     if grown := table.get("mscale_all_dim"):  # llama.cpp keeps a tenth of it, and takes mscale for equal
         grown = float(f"{10 * grown:.6g}")
         config["rope_scaling"] = table | {"mscale": grown, "mscale_all_dim": grown}
+
+
+def read_growth(file: GgufFile, config: dict[str, Any]) -> None:
+    """Read by how much queries grow with their position (Ministral 3), and from which length of the rope's table on."""
+    table = config.setdefault("rope_scaling", {"rope_type": "default"})
+    length = table.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    if file.integer("attention.temperature_length", length) != length:
+        raise file.error("attention.temperature_length", length)
+    table["llama_4_scaling_beta"] = file.number("attention.temperature_scale", 0.0)
 
 
 def read_drafts(file: GgufFile, config: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7},
     "gemma3n_text": {"laurel_rank": 64, "altup_num_inputs": 4, "vocab_size_per_layer_input": 160},
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"linear_num_value_heads": 2}),
+    "laguna": {"moe_router_logit_softcapping": 0.0},
     "lfm2_moe": {"routed_scaling_factor": 1.0},
     "afmoe": {"global_attn_every_n_layers": 4, "num_hidden_layers": 5},
     "llama4_text": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},

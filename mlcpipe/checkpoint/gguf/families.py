@@ -99,6 +99,10 @@ class _File:
     def __contains__(self, tensor: str) -> bool:
         return tensor in self._tensors
 
+    def rows(self, tensor: str) -> int:
+        found = self._tensors.get(tensor)
+        return found.shape[0] if found is not None and found.shape else 0
+
     def integer(self, key: str, default: int | None = None) -> int:
         return self._metadata.integer(self._full(key), default)
 
@@ -314,7 +318,9 @@ def _shared_fields(metadata: Metadata, arch: str, family: GgufFamily, tensors: T
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError("no embedding", where=metadata.where, expected="a matrix token_embd.weight")
-    hidden, heads = (metadata.integer(f"{arch}.{key}") for key in ("embedding_length", "attention.head_count"))
+    hidden, key = metadata.integer(f"{arch}.embedding_length"), f"{arch}.attention.head_count"
+    listed = family.by_layer and isinstance(metadata.values.get(key), np.ndarray)
+    heads = hidden if listed else metadata.integer(key)  # `complete` reads the list
     heads = heads or metadata.integer(f"{arch}.ssm.time_step_rank", 0)  # where no layer attends
     if not 0 < heads <= hidden:
         raise metadata.error(f"{arch}.attention.head_count", f"1 to {hidden}", heads)

@@ -120,7 +120,7 @@ class Run:
     """The model, its optimizer and how far it is trained; kept in `state`."""
 
     def __init__(self, state: Path) -> None:
-        self.hybrid, self._state, self.steps, self.seconds = Hybrid(RECIPE.seed), state, 0, 0.0
+        self.hybrid, self._state, self.steps = Hybrid(RECIPE.seed), state, 0
         parameters = list(self.hybrid.parameters())
         decayed, plain = [w for w in parameters if w.dim() > 1], [w for w in parameters if w.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": RECIPE.decay}, {"params": plain, "weight_decay": 0.0}]
@@ -129,12 +129,12 @@ class Run:
             saved = torch.load(state, weights_only=True)
             self.hybrid.load_state_dict(saved["weights"])
             self._optimizer.load_state_dict(saved["optimizer"])
-            self.steps, self.seconds = saved["steps"], saved["seconds"]
+            self.steps = saved["steps"]
 
     def save(self) -> None:
         """Keep what a later run continues from."""
         parts = {"weights": self.hybrid.state_dict(), "optimizer": self._optimizer.state_dict()}
-        torch.save({**parts, "steps": self.steps, "seconds": self.seconds}, self._state)
+        torch.save({**parts, "steps": self.steps}, self._state)
 
     def step(self, batch: Batch) -> float:
         """One step of the optimizer -> its loss, in nats a token."""

@@ -46,8 +46,13 @@ GREEDY = Row(SamplingParams(temperature=0.0))
 pytestmark = pytest.mark.fast_cases("llama-default-q4f16_1-f16")
 
 
-MODELS = (*(f"{family}-{format}" for family in FAMILIES for format in FORMATS), "mistral-default-q0f32-q4")
+MODELS = (
+    *(f"{family}-{format}" for family in FAMILIES for format in FORMATS),
+    "mistral-default-q0f32-q4",
+    "rwkv7-default-q4f16_1-f16",  # no keys: matrices in slots
+)
 SELDOM = {f"{family}-{format}" for family in ONE_FORMAT for format in FORMATS[1:]}
+SELDOM |= {f"lfm2-biases-{format}" for format in FORMATS[:2]}
 
 
 @pytest.fixture(

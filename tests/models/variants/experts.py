@@ -16,7 +16,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "moe_routed_scaling_factor": 2.5,
         "moe_router_logit_softcapping": 0.5,
     },
-    "exaone_moe": FULL_BETWEEN,
+    "exaone_moe": {**FULL_BETWEEN, "num_experts": 8},
     "llama4_text": {"num_experts_per_tok": 1},
     "mellum": {
         **FULL_BETWEEN,

@@ -27,7 +27,7 @@ from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from tests.conftest import QUICK
 from tests.models import tiny
-from tests.models.stepping import Steps
+from tests.models.stepping import Alone, Steps
 
 CONVOLVES = tiny.TinyCase("lfm2", "default", {"num_hidden_layers": 4, "full_attn_idxs": [1, 2]})
 SCANS = tiny.TinyCase("granitemoehybrid", "default", {"num_local_experts": 0})
@@ -242,3 +242,14 @@ def test_a_model_without_attention_is_served(tmp_path: Path) -> None:
     engine = open_engine(load_bundle(path), drafts=True, **options)
     assert [event.token for event in engine.submit(interface.Request(words(40), ANSWER, greedy))] == expected
     engine.close()
+
+
+@pytest.mark.full
+def test_quantized_matrices_in_a_batch(tmp_path: Path) -> None:
+    """The bits of each request are those that it has alone."""
+    path = mlcpipe.compile(
+        tiny.write_tiny(MATRICES, tmp_path / "checkpoint"), target=QUICK, quantization="q4f16_1",
+        output=tmp_path / "bundle", context_length=128,
+    )  # fmt: skip
+    alone_ = Alone.of(load_bundle(path), (1, 15, 16, 17, 65, 100), ANSWER)
+    alone_.check(Steps(alone_.bundle))

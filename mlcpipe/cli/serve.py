@@ -51,7 +51,10 @@ def serve_command(options: ServeOptions) -> None:
 
     texts = [_system_message(path) for path in options.warm or ()]
     if options.ray is not None:
-        check_ray(**{"prefixes": options.prefixes, "adapter-folder": options.adapter_folder})
+        remote = options.allow_remote_images or None
+        check_ray(
+            **{"prefixes": options.prefixes, "adapter-folder": options.adapter_folder, "allow-remote-images": remote}
+        )
         options = replace(options, threads=threads_of_each(options.ray, options.threads))
     if options.prefixes is not None:
         _make_folder(options.prefixes)
@@ -98,6 +101,8 @@ def serve_command(options: ServeOptions) -> None:
         if options.ray is not None:
             check_one_device(bundles.own, manifest, "--ray")
             check_on_host(manifest, options.device)
+        if options.allow_remote_images and manifest.model.vision is None:
+            raise UsageError("--allow-remote-images has no effect", expected="a model that sees", found=options.first)
         names = (options.name or name_of(options.first, manifest), *(options.alias or ()))
         on_address = f"{names[0]} on {address}  (Ctrl-C stops the server)"
         embeds = manifest.model.embedding is not None

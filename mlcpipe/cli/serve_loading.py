@@ -112,7 +112,8 @@ def load(
     if options.prefixes is not None:
         store = PrefixStore(options.prefixes, manifest, serving.context_length)
     vision = None if options.ray else manifest.model.vision
-    loaded = Loaded(serving, tokenizer, Facts(names, about, defaults, vision), store, adapters)
+    facts = Facts(names, about, defaults, vision, options.allow_remote_images)
+    loaded = Loaded(serving, tokenizer, facts, store, adapters)
     _warm(loaded, texts, namespaces)
     if bundles.encoder is None:
         return loaded

@@ -106,6 +106,14 @@ class ServeOptions:
         list[str] | None,
         typer.Option(metavar="NAME", help="Another name of this server, as host.docker.internal; several are allowed."),
     ] = None
+    allow_remote_images: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote-images",
+            help="Fetch pictures of http(s) URLs, for models that see: from public addresses alone, at most 32 MiB and "
+            "30 s a request.",
+        ),
+    ] = False
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate in PEM: serve HTTPS.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its key in PEM.")] = None
     access_log: Annotated[
@@ -347,4 +355,5 @@ class ServeOptions:
             "draft_head": self.draft_head,
             "context_shift": self.context_shift,
             "swap_bytes": self.swap_bytes,
+            "allow_remote_images": self.allow_remote_images,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +13,9 @@ from mlcpipe.runtime.tools import ToolChoice
 from mlcpipe.server.answers import Answers, check_scores
 from mlcpipe.server.bodies import EndingFields, ResponseFormat, SamplingFields, checked_stops
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.message_content import pictures_in
 from mlcpipe.server.off_loop import LONG_BYTES
-from mlcpipe.server.prompts import Ending, Prompt, has_pictures, render
+from mlcpipe.server.prompts import Ending, Prompt, render
 from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.thinking import Thoughts
 
@@ -63,22 +65,26 @@ def begun_ending(service: Service, messages: Sequence[Mapping[str, Any]]) -> End
 
 async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -> Prompt:
     """The tokens of a conversation, whose request's body has `nbytes`. Raises ApiError."""
-    style, tools = service.calling.style, conversation.choice.tools
-    if service.facts.vision is not None and has_pictures(conversation.messages):
+    style, tools, sees = service.calling.style, conversation.choice.tools, service.facts.vision is not None
+    if sees and any(pictures_in(conversation.messages)):
         nbytes = max(nbytes, LONG_BYTES + 1)  # few bytes may be many pixels
-    return await service.apart(
-        lambda: render(
-            service.tokenizer,
-            conversation.messages,
-            tools,
-            style,
-            conversation.variables,
-            conversation.ending,
-            service.facts.vision,
-            service.engine.context_length,
-        ),
-        nbytes,
-    )
+    async with AsyncExitStack() as stack:
+        messages = conversation.messages
+        if sees and service.remote_pictures is not None:
+            messages = await stack.enter_async_context(service.remote_pictures.fetched(messages))
+        return await service.apart(
+            lambda: render(
+                service.tokenizer,
+                messages,
+                tools,
+                style,
+                conversation.variables,
+                conversation.ending,
+                service.facts.vision,
+                service.engine.context_length,
+            ),
+            nbytes,
+        )
 
 
 def within(most_tokens: int | None, prompt_tokens: int, max_tokens: int | None) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.prompts import listed, text_of
+from mlcpipe.server.message_content import is_picture, listed, picture, text_of
 
 _HOSTED_RESULTS = ("web_search_tool_result", "web_fetch_tool_result")
 _SKIPPED = "redacted_thinking"
@@ -14,7 +14,7 @@ _SHOWN = ("title", "url")  # of a hosted tool's result: the rest is encrypted
 
 
 def messages_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """One message: results of tools become messages of their own. Raises ApiError for what is not text."""
+    """One message: results of tools become messages of their own. Raises ApiError for other content."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise ApiError(400, f"{where}.role: expected user or assistant", param=f"{where}.role")
@@ -23,14 +23,40 @@ def messages_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     blocks = listed(content, f"{where}.content")
     if role == "assistant":
         return _said(blocks, where)
-    results, texts = [], []
+    results, said = [], []
     for index, block in enumerate(blocks):
         place = f"{where}.content[{index}]"
         if _kind(block) == "tool_result":
-            results.append(_result(block.get("tool_use_id"), _text(block.get("content"), f"{place}.content")))
+            results.append(_result(block.get("tool_use_id"), _returned(block.get("content"), f"{place}.content")))
         else:
-            texts.append(_text([block], place))
-    return [*results, *([{"role": role, "content": "\n".join(texts)}] if texts or not results else [])]
+            said.append(_part(block, place))
+    return [*results, *([{"role": role, "content": _joined(said)}] if said or not results else [])]
+
+
+def _part(block: Any, where: str) -> dict[str, Any]:
+    """A block as a part of a message of the OpenAI API: a picture, or text. Raises ApiError."""
+    if _kind(block) != "image":
+        return {"type": "text", "text": _text([block], where)}
+    source = block.get("source")
+    kind = _kind(source)
+    if kind == "base64":
+        return picture(f"data:{source.get('media_type')};base64,{source.get('data')}")
+    if kind == "url":
+        return picture(source.get("url"))
+    message = f"{where}.source: expected an image in base64, or its url, found {str(kind)[:40]!r}; send its data"
+    raise ApiError(400, message, param=f"{where}.source")
+
+
+def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One text, or with pictures among them the parts in their order."""
+    return parts if any(map(is_picture, parts)) else "\n".join(part["text"] for part in parts)
+
+
+def _returned(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """What a tool returned. Raises ApiError."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return _joined([_part(block, f"{where}[{at}]") for at, block in enumerate(listed(content, where))])
 
 
 def _said(blocks: Any, where: str) -> list[dict[str, Any]]:
@@ -68,7 +94,7 @@ def _kind(block: Any) -> Any:
     return block.get("type") if isinstance(block, Mapping) else None
 
 
-def _result(call: Any, content: str) -> dict[str, Any]:
+def _result(call: Any, content: str | list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": str(call), "content": content}
 
 

@@ -20,7 +20,8 @@ from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.json_values import object_in
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.message_blocks import messages_of
-from mlcpipe.server.prompts import text_of, without_billing
+from mlcpipe.server.message_content import text_of
+from mlcpipe.server.prompts import without_billing
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, event, unless_left
 from mlcpipe.server.thinking import Thoughts, thinking_of

@@ -54,6 +54,16 @@ class _EngineCollector(Collector):
             ("spec_decode_num_accepted_tokens", "Of these, accepted tokens.", stats.accepted),
         ):
             yield CounterMetricFamily(f"mlcpipe_{name}", text, value=value)
+        if (seen := stats.pictures) is not None:
+            for name, text, value in (
+                ("pictures", "Pictures of requests.", seen.given),
+                ("picture_tiles", "Parts of pictures that the tower computed.", seen.tiles),
+                ("picture_rows", "Rows that they have, of which each takes the place of a token.", seen.rows),
+                ("picture_seconds", "Seconds of computing them.", seen.seconds),
+                ("mm_cache_queries", "Parts of pictures that were looked up among those computed.", seen.queries),
+                ("mm_cache_hits", "Of these, parts that were found.", seen.hits),
+            ):
+                yield CounterMetricFamily(f"mlcpipe_{name}", text, value=value)
         misses = CounterMetricFamily(
             "mlcpipe_prefix_cache_misses", "Requests that could not start later, by the reason.", labels=["reason"]
         )

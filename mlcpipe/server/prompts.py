@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.tool_formats import format_for
 from mlcpipe.runtime.tool_formats.style import Messages, Tool, ToolFormat
 from mlcpipe.runtime.tools import with_arguments, with_calls
-from mlcpipe.server.bodies import MAX_ITEMS
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.json_values import value_in
+from mlcpipe.server.message_content import content_of, listed, split_pictures, text_of
 from mlcpipe.vision.processors.picture import Picture
 
 # Claude Code's first line, which changes with every request and would defeat the prefix cache.
@@ -95,11 +94,13 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """Convert messages of the OpenAI API for templates.
 
     Content becomes text, or of a user a list of texts and pictures, `developer` becomes `system`, and leading system
-    messages are joined. Raises ApiError for other content.
+    messages are joined. Pictures that tools return are those of the next message of the user, as templates write texts
+    of tools alone. Raises ApiError for other content.
     """
     if not messages:
         raise ApiError(400, "messages: expected at least one", param="messages")
     out: Messages = []
+    returned: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         role = message.get("role")
@@ -107,7 +108,20 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
             raise ApiError(400, f"{where}.role: expected one of {', '.join(_ROLES)}", param=f"{where}.role")
         kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
         kept["role"] = {"developer": "system", "function": "tool"}.get(role, role)
-        kept["content"] = (content_of if role == "user" else text_of)(message.get("content"), f"{where}.content")
+        content, place = message.get("content"), f"{where}.content"
+        if kept["role"] == "tool":
+            kept["content"], found = split_pictures(content, place)
+            returned += found
+        else:
+            kept["content"] = (content_of if role == "user" else text_of)(content, place)
+        if returned and role == "user":
+            said = kept["content"]
+            texts = [{"type": "text", "text": said}] if said else []
+            kept["content"] = [*returned, *(texts if isinstance(said, str) else said)]
+            returned = []
+        elif returned and kept["role"] != "tool":
+            out.append({"role": "user", "content": returned})
+            returned = []
         if message.get("function_call") is not None and not kept.get("tool_calls"):  # before there were tools
             kept["tool_calls"] = [{"type": "function", "function": message["function_call"]}]
         if kept.get("tool_calls"):
@@ -117,76 +131,12 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
             out[0]["content"] = "\n\n".join(part for part in (out[0]["content"], kept["content"]) if part)
         else:
             out.append(kept)
-    return out
-
-
-def content_of(content: Any, where: str) -> str | list[dict[str, Any]]:
-    """As `text_of`; with pictures among its parts a list of parts for `mlcpipe.runtime.pictures`. Raises ApiError."""
-    if not isinstance(content, list) or not any(_is_picture(part) for part in content):
-        return text_of(content, where)
-    return [
-        {"type": "image", "image": _data(part["image_url"], f"{where}[{at}].image_url")}
-        if _is_picture(part)
-        else {"type": "text", "text": text_of([part], f"{where}[{at}]")}
-        for at, part in enumerate(listed(content, where))
-    ]
-
-
-def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether any message has a picture among its parts."""
-    contents = [message.get("content") for message in messages]
-    return any(_is_picture(part) for content in contents if isinstance(content, list) for part in content)
-
-
-def _is_picture(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "image_url" and "image_url" in part
-
-
-def _data(image: Any, where: str) -> bytes:
-    """The bytes of a data: URL, which may be in an object with `detail`. Raises ApiError for others."""
-    fields = image if isinstance(image, Mapping) else {"url": image}
-    url, detail = fields.get("url"), fields.get("detail")
-    if detail not in (None, "auto", "high"):
-        raise ApiError(400, f"{where}.detail: expected auto or high: pictures have one resolution", param=where)
-    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
-    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
-        shown = repr(url)[:60]
-        raise ApiError(
-            400,
-            f"{where}: expected data:image/…;base64,…, found {shown}; pictures elsewhere are not fetched",
-            param=where,
-        )
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError:
-        raise ApiError(400, f"{where}: expected base64", param=where) from None
-
-
-def text_of(content: Any, where: str) -> str:
-    """Text, or the texts of a list of parts. Raises ApiError for pictures, sound and files."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in listed(content, where):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
-        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
-            shown = kind if isinstance(kind, str) else type(part).__name__
-            raise ApiError(400, f"{where}: expected text, found {shown[:40]!r}; send text only", param=where)
-        texts.append(text)
-    return "\n".join(texts)
+    return [*out, {"role": "user", "content": returned}] if returned else out
 
 
 def without_billing(texts: Sequence[str]) -> list[str]:
     """Parts of a system prompt, without the part that changes with every request."""
     return [text for text in texts if not text.startswith(BILLING)]
-
-
-def listed(value: Any, where: str) -> Sequence[Any]:
-    """`value`, checked to be a list of at most `MAX_ITEMS`. Raises ApiError."""
-    if not isinstance(value, list) or len(value) > MAX_ITEMS:
-        raise ApiError(400, f"{where}: expected a list of at most {MAX_ITEMS}", param=where)
-    return value
 
 
 def _chars(value: Any) -> int:

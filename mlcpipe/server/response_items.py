@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.message_content import picture
 
 _PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
@@ -37,7 +38,7 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         kind = item.get("type", "message" if "role" in item else None)
         where = f"input[{index}]"
         if kind == "message":
-            message = {"role": item.get("role"), "content": item.get("content")}
+            message = {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
             if reasoning and message["role"] == "assistant":
                 message["reasoning_content"], reasoning = reasoning, ""
             out.append(message)
@@ -51,7 +52,8 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
             said.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
         elif kind == "function_call_output":
-            out.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": item.get("output")})
+            content = _content(item.get("output"), f"{where}.output")
+            out.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": content})
         elif kind == "reasoning":
             reasoning = _reasoning(item)
         elif kind == "item_reference":
@@ -61,6 +63,22 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 param=where,
             )
     return out
+
+
+def _content(content: Any, where: str) -> Any:
+    """A content with its pictures in the form of the chat API. Raises ApiError for those that are stored elsewhere."""
+    if not isinstance(content, list):
+        return content
+    return [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+
+
+def _part(part: Any, where: str) -> Any:
+    if not isinstance(part, Mapping) or part.get("type") != "input_image":
+        return part
+    if part.get("image_url") is None:
+        message = f"{where}: expected image_url; files are not stored here"
+        raise ApiError(400, message, param=where, code="unsupported_parameter")
+    return picture(part["image_url"], part.get("detail"))
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import LONG_BYTES, OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
+from mlcpipe.server.remote_pictures import RemotePictures
 from mlcpipe.server.token_rules import Words, asks_for_rules, check_rules, reads_vocabulary, rules_of
 
 _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
@@ -44,13 +45,15 @@ DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)  # as in the OpenAI API
 class Facts:
     """names: of the model, the first is its own, "*" takes any; about: extra fields of `/v1/models`.
 
-    defaults: sampling settings that a request does not set. vision: the tower of a model that sees.
+    defaults: sampling settings that a request does not set. vision: the tower of a model that sees; remote_pictures:
+    whether it gets pictures of http(s) URLs.
     """
 
     names: tuple[str, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
     defaults: SamplingParams = DEFAULTS
     vision: VisionInfo | None = None
+    remote_pictures: bool = False
 
     def check(self, name: str | None, more: Iterable[str] = ()) -> None:
         """Raises ApiError for a model that has none of the names, nor one of `more`."""
@@ -90,6 +93,7 @@ class Service(OffLoop):
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)
         self.calling = ToolCalling(tokenizer, engine.vocab_size)
+        self.remote_pictures = RemotePictures() if facts.remote_pictures else None
         self._waker = Waker(asyncio.get_running_loop())
 
     @property

@@ -1,12 +1,14 @@
-"""Pictures over OpenAI's API: answers are those of `Engine.chat`; addresses and damage are refused in words."""
+"""Pictures over all chat APIs: answers are those of `Engine.chat`; addresses and damage are refused in words."""
 
 from __future__ import annotations
 
 import base64
 import io
+import re
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 pytest.importorskip("PIL", reason="pictures are read by Pillow")
@@ -57,6 +59,62 @@ def ollama_sees_too(address: str, model: str, images: list[Any]) -> None:
             client.chat(model, [{"role": "user", "content": "and", "images": ["AAAA"]}])
 
 
+def responses_see_too(client: Any, model: str, images: list[Any], text: str) -> None:
+    """In a message, whole and as a stream, in a stored conversation, and in the result of a tool."""
+    given = [{"type": "input_image", "image_url": url(image)["url"]} for image in images]
+    content = [given[0], {"type": "input_text", "text": "and"}, given[1]]
+    asked: Any = {"model": model, "temperature": 0, "max_output_tokens": 6}
+    whole = client.responses.create(input=[{"role": "user", "content": content}], **asked)
+    assert whole.output_text == text
+    with client.responses.stream(input=[{"role": "user", "content": content}], **asked) as stream:
+        assert "".join(one.delta for one in stream if one.type == "response.output_text.delta") == text
+    tokens = client.responses.input_tokens.count(model=model, input=[{"role": "user", "content": content}])
+    assert tokens.input_tokens == whole.usage.input_tokens
+    more = client.responses.create(input="more", previous_response_id=whole.id, **asked)
+    said = [{"role": "assistant", "content": text}, {"role": "user", "content": "more"}]
+    assert (
+        more.output_text
+        == client.responses.create(input=[{"role": "user", "content": content}, *said], **asked).output_text
+    )
+    returned = {"type": "function_call_output", "call_id": "c", "output": content[:2]}
+    after = {"type": "message", "role": "user", "content": [*content[1:]]}
+    call = {"type": "function_call", "call_id": "c", "name": "see", "arguments": "{}"}
+    found = client.responses.create(input=[call, returned, after], **asked)
+    assert found.usage.input_tokens > tokens.input_tokens
+    with pytest.raises(openai.BadRequestError, match="files are not stored here"):
+        client.responses.create(input=[{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}], **asked)
+
+
+def anthropic_sees_too(address: str, model: str, images: list[Any], text: str, tokens: int) -> None:
+    """In a message, whole and as a stream, and in the result of a tool."""
+    anthropic = pytest.importorskip("anthropic")
+    first, last = (
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(image)["url"][22:]}}
+        for image in images
+    )
+    messages: Any = [{"role": "user", "content": [first, {"type": "text", "text": "and"}, last]}]
+    asked: Any = {"model": model, "max_tokens": 6}
+    exact = {"temperature": 0}
+    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as client:
+        whole = client.messages.create(messages=messages, extra_body=exact, **asked)
+        assert whole.content[0].text == text
+        assert client.messages.count_tokens(model=model, messages=messages).input_tokens == tokens
+        with client.messages.stream(messages=messages, extra_body=exact, **asked) as stream:
+            assert "".join(stream.text_stream) == text
+        call = {"type": "tool_use", "id": "t", "name": "see", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [first]}
+        history: Any = [
+            {"role": "user", "content": "see"}, {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result, {"type": "text", "text": "and"}, last]},
+        ]  # fmt: skip
+        counted = client.messages.count_tokens(model=model, messages=history).input_tokens
+        history[2]["content"][0] = {**result, "content": "no picture"}
+        assert counted > client.messages.count_tokens(model=model, messages=history).input_tokens
+        wrong: Any = {"type": "image", "source": {"type": "url", "url": "https://127.0.0.1/a.png"}}
+        with pytest.raises(anthropic.BadRequestError, match="--allow-remote-images alone"):
+            client.messages.create(messages=[{"role": "user", "content": [wrong]}], **asked)
+
+
 def test_answers_are_those_of_the_engine(bundle: Path) -> None:
     images = [sight.noise(40, 96, 5), sight.noise(96, 60, 6)]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
@@ -69,9 +127,16 @@ def test_answers_are_those_of_the_engine(bundle: Path) -> None:
         assert found.choices[0].message.content == expected.text
         assert found.usage.prompt_tokens == expected.stats.prompt_tokens
         ollama_sees_too(server.url, options["model"], images)
+        responses_see_too(client, options["model"], images, expected.text)
+        anthropic_sees_too(server.url, options["model"], images, expected.text, found.usage.prompt_tokens)
+        counts = dict(re.findall(r"^mlcpipe_(\w+)_total (\S+)$", httpx2.get(f"{server.url}/metrics").text, re.M))
+        assert float(counts["picture_tiles"]) == 3 + 5 and float(counts["picture_rows"]) == 8 * 9
+        assert float(counts["mm_cache_queries"]) - float(counts["mm_cache_hits"]) == 8
+        assert float(counts["mm_cache_hits"]) > 0 < float(counts["picture_seconds"])
+        assert float(counts["pictures"]) > 20
         for wrong, words in (
-            ({"url": "https://127.0.0.1/a.png"}, "pictures elsewhere are not fetched"),
-            ({"url": "file:///etc/passwd"}, "pictures elsewhere are not fetched"),
+            ({"url": "https://127.0.0.1/a.png"}, "--allow-remote-images alone"),
+            ({"url": "file:///etc/passwd"}, "expected data:image"),
             ({"url": "data:image/png;base64,!"}, "expected base64"),
             ({"url": "data:image/png;base64,AAAA"}, "in no known format"),
             ({**url(images[0]), "detail": "low"}, "expected auto or high"),
@@ -79,3 +144,17 @@ def test_answers_are_those_of_the_engine(bundle: Path) -> None:
             messages = asked("image_url", url(images[0]), wrong)
             with pytest.raises(openai.BadRequestError, match=words):
                 client.chat.completions.create(messages=messages, **options)
+
+
+def test_urls_are_fetched_with_the_flag_but_none_of_this_network(bundle: Path) -> None:
+    with running_server(bundle, "--allow-remote-images") as server:
+        for address, words in (
+            (f"{server.url}/icon.svg", "no public address"),
+            (f"http://localhost:{server.url.rpartition(':')[2]}/", "no public address"),
+            ("http://2130706433/", "no public address"),
+            ("http://no.such.host.invalid/", "no public address"),
+            ("file:///etc/passwd", "expected data:image"),
+        ):
+            body = {"messages": asked("image_url", {"url": address}, {"url": address})}
+            refused = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+            assert refused.status_code == 400 and words in refused.json()["error"]["message"], address

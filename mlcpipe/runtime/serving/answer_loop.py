@@ -25,6 +25,7 @@ from mlcpipe.runtime.serving.drafting import Drafter, Lookup
 from mlcpipe.runtime.serving.interface import (
     EngineStats,
     FinishReason,
+    PictureStats,
     PromptLogprob,
     Request,
     Stream,
@@ -90,6 +91,7 @@ class AnswerLoop:
         self._news: dict[Wake, dict[Stream, None]] = {}  # streams with events, by whom to wake
         self._computing = False
         self._finished: Counter[str] = Counter()
+        self._pictures = 0
         self._step_s: dict[str, float] = {"prefill": 0.0, "decode": 0.0}
 
     @property
@@ -154,6 +156,7 @@ class AnswerLoop:
         except MlcpipeError as error:
             self._end(answer, "error", error)
             return
+        self._pictures += len(request.pictures)
         if adapter is not None:
             adapter.users += 1
         self._of_sequence[answer.sequence.id] = answer
@@ -387,4 +390,11 @@ class AnswerLoop:
             accepted=scheduler.totals.accepted,
             finished=dict(self._finished),
             step_s=dict(self._step_s),
+            pictures=self._picture_stats(),
         )
+
+    def _picture_stats(self) -> PictureStats | None:
+        rows = self._core.executor.pictures
+        if rows is None:
+            return None
+        return PictureStats(self._pictures, rows.encoded, rows.rows, rows.seconds, rows.queries, rows.hits)

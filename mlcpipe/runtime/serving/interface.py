@@ -148,6 +148,23 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class PictureStats:
+    """Pictures since an engine's start.
+
+    given    pictures of requests
+    tiles    computed by the tower, each one call of it, with `rows` rows in `seconds`
+    queries  tiles that prompts needed, without those of prefixes that were found, of which `hits` were kept
+    """
+
+    given: int = 0
+    tiles: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    queries: int = 0
+    hits: int = 0
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Counters of an engine since its start, and gauges of now. Counts are of tokens unless they say otherwise.
 
@@ -161,6 +178,7 @@ class EngineStats:
     drafts           number of checked drafts, with `drafted` tokens, of which `accepted` were accepted
     finished         requests by how they ended
     step_s           seconds of computing by part of a step
+    pictures         None for a model that sees none
     """
 
     running: int = 0
@@ -180,6 +198,7 @@ class EngineStats:
     accepted: int = 0
     finished: dict[str, int] = field(default_factory=dict)
     step_s: dict[str, float] = field(default_factory=dict)
+    pictures: PictureStats | None = None
 
 
 def check_pictures(request: Request) -> None:

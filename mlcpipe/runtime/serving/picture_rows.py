@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -37,7 +38,8 @@ class PictureRows:
         processor = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}")
         self._patches, self._windows = processor.patches, getattr(processor, "windows", None)
         self._kept: OrderedDict[tuple[int, int], Floats] = OrderedDict()
-        self.encoded = 0  # tiles since the start
+        self.encoded = self.queries = self.hits = 0  # tiles since the start: computed, asked for, and found computed
+        self.rows, self.seconds = 0, 0.0  # that they have, and that they took
         self._step = StepBuffer()
         with self._device.errors():
             handle = self._device.handle
@@ -49,6 +51,11 @@ class PictureRows:
         for one in rows:
             for token in _tokens(one):
                 if token < 0:
+                    number, row = picture_row(token)
+                    tile, at = one.sequence.request.pictures[number].tile_of(row)
+                    if at == 0:  # where a step begins inside a tile, it was asked for before
+                        self.queries += 1
+                        self.hits += (number, tile) in self._kept
                     self._row(one.sequence, token)
 
     def inputs(self, rows: Iterable[PrefillRows]) -> tuple[Ints, Ints, Floats]:
@@ -79,7 +86,7 @@ class PictureRows:
         return kept
 
     def _encoded(self, picture: Picture, tile: int) -> Floats:
-        self.encoded += 1
+        began = time.monotonic()
         patches, places = self._patches(picture.tiles[tile], self.info)
         device, rows_of_it = self._device, len(patches)
         step = self._step_of([rows_of_it * self.info.merged])
@@ -91,6 +98,8 @@ class PictureRows:
             out = tvm_runtime.view(self._out, (rows_of_it, self.info.width))
             self._encode(*map(device.tensor, inputs), out, self._pages, self._bundle.params)
             rows: Floats = tvm_runtime.array(device.read(out)).copy()
+        self.encoded, self.rows = self.encoded + 1, self.rows + rows_of_it
+        self.seconds += time.monotonic() - began
         if not np.isfinite(rows).all():
             raise ComputeError(
                 "the tower computed numbers that are not finite", next_step="get the checkpoint again and compile it"

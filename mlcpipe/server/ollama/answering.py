@@ -17,10 +17,10 @@ from mlcpipe.server.completions import CompletionBody, answers_to_texts
 from mlcpipe.server.conversation import Conversation, answers_to, begun_ending
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import pool_of, text_service
+from mlcpipe.server.message_content import listed, picture
 from mlcpipe.server.ollama.bodies import AnswerFields, ChatBody, GenerateBody
 from mlcpipe.server.ollama.naming import keep, served
 from mlcpipe.server.ollama.replies import Part, Times, loaded, message_part, reply, text_part
-from mlcpipe.server.prompts import listed
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream
 
@@ -131,8 +131,7 @@ def _seen(images: Any, text: Any, where: str) -> list[dict[str, Any]]:
     texts = all(isinstance(one, str) for one in (text, *listed(images, where)))
     if not texts:
         raise ApiError(400, f"{where}: expected pictures in base64, and a text", param=where)
-    parts = [{"type": "image_url", "image_url": {"url": f"data:image/any;base64,{one}"}} for one in images]
-    return [*parts, {"type": "text", "text": text}]
+    return [*(picture(f"data:image/any;base64,{one}") for one in images), {"type": "text", "text": text}]
 
 
 def _refused(name: str) -> ApiError:

@@ -10,6 +10,8 @@ pytest.importorskip("fastapi")
 
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.message_blocks import messages_of
+from mlcpipe.server.prompts import plain_messages
+from mlcpipe.server.response_items import messages_of as messages_of_items
 from tests.unit.server.fake_engine import FakeEngine, answers
 
 TEXT = {"type": "text", "text": "Read this."}
@@ -73,6 +75,8 @@ def test_tools_that_another_server_ran_are_calls_with_results() -> None:
         ({**PLAIN, "citations": {"enabled": True}}, "citations"),
         ({**HIT, "citations": {"enabled": True}}, "citations"),
         ({"type": "image", "source": {}}, "image"),
+        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "file"),
+        ({"type": "image"}, "image"),
         ("text", "str"),
         (None, "NoneType"),
     ],
@@ -101,3 +105,42 @@ def test_codex_gets_the_context_of_models() -> None:
     (model,) = told.json()["models"]
     assert (model["slug"], model["context_window"]) == ("demo", FakeEngine.context_length)
     assert "models" not in plain.json() and plain.json()["data"] == told.json()["data"]
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": None}}
+
+
+def test_pictures_stay_among_the_texts_and_those_of_tools_come_after_all_results() -> None:
+    remote = {"type": "image", "source": {"type": "url", "url": "https://a/b.png"}}
+    results = [
+        {"type": "tool_result", "tool_use_id": "s", "content": [IMAGE, TEXT]},
+        {"type": "tool_result", "tool_use_id": "t", "content": "done"},
+    ]
+    blocks = [*results, TEXT, remote, PLAIN]
+    found = messages_of({"role": "user", "content": blocks}, "messages[0]")
+    read, document = ({"type": "text", "text": text} for text in ("Read this.", "T\nC\nOne."))
+    there = {"type": "image_url", "image_url": {"url": "https://a/b.png", "detail": None}}
+    assert found == [
+        {"role": "tool", "tool_call_id": "s", "content": [PART, read]},
+        {"role": "tool", "tool_call_id": "t", "content": "done"},
+        {"role": "user", "content": [read, there, document]},
+    ]
+    picture = {"type": "image", "image": b"\0\0\0"}
+    for rest in ([], [{"role": "assistant", "content": "ok"}], [{"role": "user", "content": "and?"}]):
+        plain = plain_messages([*found[:2], *rest])
+        assert [one["content"] for one in plain[:2]] == ["Read this.", "done"]
+        said = [{"type": "text", "text": "and?"}] if rest and rest[0]["role"] == "user" else []
+        assert plain[2] == {"role": "user", "content": [picture, *said]}
+        assert plain[3:] == (rest if rest and not said else [])
+
+
+def test_responses_have_pictures_in_messages_and_outputs_of_tools() -> None:
+    given = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
+    text = {"type": "input_text", "text": "a"}
+    found = messages_of_items([{"role": "user", "content": [given, text]},
+                  {"type": "function_call_output", "call_id": "c", "output": [text, given]}])  # fmt: skip
+    part = {"type": "image_url", "image_url": {"url": given["image_url"], "detail": "auto"}}
+    assert [one["content"] for one in found] == [[part, text], [text, part]]
+    with pytest.raises(ApiError, match=r"input\[0\]\.content\[0\].*files are not stored here"):
+        messages_of_items([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}])

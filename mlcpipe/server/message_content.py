@@ -1,0 +1,105 @@
+"""The content of messages: texts, and pictures as parts in the form of the OpenAI API, that of all chat APIs inside."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mlcpipe.server.bodies import MAX_ITEMS
+from mlcpipe.server.errors import ApiError
+
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+SCHEMES = ("http://", "https://")
+
+
+def listed(value: Any, where: str) -> Sequence[Any]:
+    """`value`, checked to be a list of at most `MAX_ITEMS`. Raises ApiError."""
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        raise ApiError(400, f"{where}: expected a list of at most {MAX_ITEMS}", param=where)
+    return value
+
+
+def text_of(content: Any, where: str) -> str:
+    """Text, or the texts of a list of parts. Raises ApiError for pictures, sound and files."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in listed(content, where):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
+        if kind not in _TEXTS or not isinstance(text, str):
+            shown = kind if isinstance(kind, str) else type(part).__name__
+            raise ApiError(400, f"{where}: expected text, found {shown[:40]!r}; send text only", param=where)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def content_of(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """As `text_of`; with pictures among its parts a list of parts for `mlcpipe.runtime.pictures`. Raises ApiError."""
+    if not isinstance(content, list) or not any(map(is_picture, content)):
+        return text_of(content, where)
+    return [
+        {"type": "image", "image": _data(part, f"{where}[{at}].image_url")}
+        if is_picture(part)
+        else {"type": "text", "text": text_of([part], f"{where}[{at}]")}
+        for at, part in enumerate(listed(content, where))
+    ]
+
+
+def split_pictures(content: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
+    """The text of a content, and its pictures in the form of `content_of`. Raises ApiError."""
+    parts = content_of(content, where)
+    if isinstance(parts, str):
+        return parts, []
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    return "\n".join(texts), [part for part in parts if part["type"] == "image"]
+
+
+def picture(url: Any, detail: Any = None) -> dict[str, Any]:
+    """A picture as a part of a message of the OpenAI API."""
+    return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+
+
+def is_picture(part: Any) -> bool:
+    """Whether a part of a message is a picture."""
+    return isinstance(part, Mapping) and part.get("type") == "image_url" and "image_url" in part
+
+
+def pictures_in(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The places and parts of all pictures of messages that are not checked yet."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for at, part in enumerate(content if isinstance(content, list) else ()):
+            if is_picture(part):
+                yield f"messages[{index}].content[{at}].image_url", part
+
+
+def url_of(part: Mapping[str, Any]) -> Any:
+    """The URL of a picture, which may be in an object with `detail`; bytes are those that were fetched from one."""
+    image = part["image_url"]
+    return image.get("url") if isinstance(image, Mapping) else image
+
+
+def detail_of(part: Mapping[str, Any]) -> Any:
+    """The resolution that a client wants of a picture."""
+    image = part["image_url"]
+    return image.get("detail") if isinstance(image, Mapping) else None
+
+
+def _data(part: Mapping[str, Any], where: str) -> bytes:
+    """The bytes of a picture's data: URL. Raises ApiError for others."""
+    detail, url = detail_of(part), url_of(part)
+    if detail not in (None, "auto", "high", "original"):
+        raise ApiError(400, f"{where}.detail: expected auto or high: pictures have one resolution", param=where)
+    if isinstance(url, bytes):
+        return url
+    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not comma or not head.lower().startswith("data:image/") or not head.lower().endswith(";base64"):
+        shown, remote = repr(url)[:60], isinstance(url, str) and url.lower().startswith(SCHEMES)
+        more = "; the server fetches pictures with --allow-remote-images alone" if remote else ""
+        raise ApiError(400, f"{where}: expected data:image/…;base64,…, found {shown}{more}", param=where)
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        raise ApiError(400, f"{where}: expected base64", param=where) from None

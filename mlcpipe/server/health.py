@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from mlcpipe.server.leases import pool_of
 from mlcpipe.server.metrics import CONTENT_TYPE, merged
+from mlcpipe.server.model_card import card_of
 from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.pooled_model import Model
 from mlcpipe.version import __version__
@@ -67,21 +68,26 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/status")
-async def status(request: Request) -> dict[str, Any]:
-    """The figures of the page at `/`; of several models, those of the first that writes text."""
+async def status(request: Request, model: str | None = None) -> dict[str, Any]:
+    """The figures of the page at `/`; of several models, those of one that writes text, by default the first.
+
+    Raises ApiError for an unknown model, or one of another kind.
+    """
     pool = pool_of(request)
-    model = pool.find(None, "text")
-    service = model.service
+    found = pool.find(model, "text")
+    service = found.service
     if service is None:
-        about = model.source.about
+        sees = "vision" in (await card_of(pool, found)).capabilities
+        about = found.source.about
         zeros = ("running", "waiting", "kv_usage", "prompt_tokens", "cached_tokens", "generated_tokens")
         return {
-            "model": model.name, **dict.fromkeys(zeros, 0), "finished": {},
+            "model": found.name, "sees": sees, **dict.fromkeys(zeros, 0), "finished": {},
             "context_length": about.get("context_length") or 0, "about": about, "models": _all_told(pool),
         }  # fmt: skip
     stats = service.engine.stats()
     told = {
         "model": service.name,
+        "sees": service.facts.vision is not None,
         "running": stats.running,
         "waiting": stats.waiting,
         "kv_usage": stats.kv_usage,
@@ -96,4 +102,5 @@ async def status(request: Request) -> dict[str, Any]:
 
 
 def _all_told(pool: ModelPool) -> list[dict[str, Any]]:
-    return [_told(model) for model in pool.models]
+    """Those that may write text."""
+    return [_told(model) for model in pool.models if (model.kind or model.source.guess) == "text"]

@@ -24,6 +24,7 @@ from mlcpipe.runtime.pictures import marked, with_rows
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.batching import Batching
+from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.interface import Request
 from tests.conftest import EXACT
 from tests.models import sight
@@ -173,6 +174,64 @@ def test_a_picture_that_fails_ends_its_own_answer_alone(seeing: Any, monkeypatch
         assert [*asked(bad)][-1].finish_reason == "length"
     finally:
         batching.close()
+
+
+def answered(batching: Batching, *prompts: tuple[list[int], list[Any]], count: int) -> list[list[tuple[int, float]]]:
+    """Tokens and log-probabilities of greedy answers to prompts that come together."""
+    settings = SamplingParams(temperature=0.0)
+    with batching.together:
+        streams = [
+            batching.submit(Request(tokens, count, settings, pictures=pictures, logprobs=0))
+            for tokens, pictures in prompts
+        ]
+    return [[(event.token, event.logprob) for event in stream] for stream in streams]
+
+
+def test_preempted_prompts_see_again(seeing: Any) -> None:
+    """Answers that outgrow the pages have the bits of those alone, though the tower has to compute its rows again."""
+    _, _, engine = seeing
+    prompts = [prompt_of(engine, user(sight.noise(40, 96, seed), "abcdefg")) for seed in (9, 10, 11)]
+    count = 160
+    batching = Batching(engine.model.bundle, kv_tokens=512)
+    rows = batching._core.executor.pictures
+    assert rows is not None
+    rows._most = 1
+    try:
+        alone = [answered(batching, one, count=count)[0] for one in prompts]
+        batching._core.forget()
+        before = rows.encoded
+        assert answered(batching, *prompts, count=count) == alone
+        assert batching.stats().preemptions > 0
+        assert rows.encoded - before > sum(len(pictures[0].tiles) for _, pictures in prompts)
+    finally:
+        batching.close()
+
+
+def test_shifted_contexts_keep_what_is_left_of_pictures(seeing: Any) -> None:
+    """An answer goes on as after a new prompt of the kept tokens, also where a picture lost its middle."""
+    _, checkpoint, engine = seeing
+    context = 128
+    short = mlcpipe.Engine(checkpoint.parent / "bundle", context_length=context)
+    batching = Batching(short.model.bundle, kv_tokens=context, context_shift=True)
+    plain = Batching(short.model.bundle, kv_tokens=context)
+    try:
+        for text in ("x", "a text beyond the context " * 3):
+            tokens, pictures = prompt_of(engine, user(sight.noise(40, 96, 12), text))
+            found = answered(batching, (tokens, pictures), count=context)[0]
+            written = [*tokens, *(token for token, _ in found)]
+            shifts = [
+                at
+                for at in range(len(tokens), len(written))
+                if tokens_to_drop(at, context) > tokens_to_drop(at - 1, context)
+            ]
+            at = shifts[0]
+            kept = without_dropped(written[:at], tokens_to_drop(at, context))
+            assert sum(token < 0 for token in kept) not in (0, pictures[0].rows)
+            again = answered(plain, (kept, pictures), count=8)[0]
+            assert again == found[at - len(tokens) :][:8]
+    finally:
+        batching.close()
+        plain.close()
 
 
 def test_what_is_refused(seeing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

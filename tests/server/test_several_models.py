@@ -168,7 +168,10 @@ def test_metrics_have_the_name_of_the_model(client: httpx2.Client) -> None:
         assert f'mlcpipe_request_success_total{{finished_reason="length",model="{name}"}}' in text
     assert [one["model"] for one in client.get("/health").json()["models"]] == ["demo", "hybrid", "tiny", "words"]
     status = client.get("/status").json()
-    assert status["model"] == "demo" and len(status["models"]) == 4
+    assert status["model"] == "demo" and [one["model"] for one in status["models"]] == ["demo", "hybrid", "tiny"]
+    other = client.get("/status", params={"model": "tiny"}).json()
+    assert other["model"] == "tiny" and other["generated_tokens"] > 0 and not other["sees"]
+    assert client.get("/status", params={"model": "nobody"}).status_code == 404
 
 
 def test_a_stream_is_not_cut_by_a_load_that_needs_its_memory(

@@ -2,6 +2,7 @@ import "fake-indexeddb/auto";
 import { describe, expect, it } from "vitest";
 import { ask, edit, message, newConversation, prompt, regenerate, replaceMessage, titleOf, toMarkdown } from "../src/chat/conversation";
 import { ChatDatabase } from "../src/chat/database";
+import { readPictures } from "../src/chat/pictures";
 
 const q = (id: string, text = id) => message(id, "user", text);
 const a = (id: string, text = "") => message(id, "assistant", text);
@@ -27,6 +28,21 @@ describe("a conversation", () => {
       { role: "assistant", content: "one" },
       { role: "user", content: "q2" },
     ]);
+  });
+
+  it("keeps pictures with their question", () => {
+    const shown = message("q1", "user", "What?", ["data:image/png;base64,AAAA"]);
+    const chat = ask(newConversation("c", 1, ""), shown, a("a1"), 2);
+    expect(prompt(ask(replaceMessage(chat, a("a1", "A cat."), 3), q("q2"), a("a2"), 4))[0]).toEqual({ role: "user", content: "What?", pictures: shown.pictures });
+    expect(toMarkdown(chat)).toContain("**You**\n\n*(pictures: 1)*\n\nWhat?");
+  });
+
+  it("reads files that are pictures, and says what is none", async () => {
+    const bytes = Uint8Array.from({ length: 20_000 }, (_, i) => i);
+    const [url] = await readPictures([new File([bytes], "a.png", { type: "image/png" })]);
+    expect(url).toBe(`data:image/png;base64,${Buffer.from(bytes).toString("base64")}`);
+    await expect(readPictures([new File(["<svg/>"], "a.svg", { type: "image/svg+xml" })])).rejects.toThrow("a.svg is no JPEG");
+    await expect(readPictures([new File([new Uint8Array(17 << 20)], "b.png", { type: "image/png" })])).rejects.toThrow("more than 16 MiB");
   });
 
   it("leaves out what got no answer", () => {

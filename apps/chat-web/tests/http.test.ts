@@ -43,6 +43,20 @@ it("reads an answer and its reasoning, whatever the pieces", async () => {
   expect(JSON.parse(asked[0]!.init.body as string)).toMatchObject({ stream: true, seed: 3, messages: [{ role: "user", content: "Hi" }] });
 });
 
+it("names the chosen model, and shows pictures before the text", async () => {
+  const asked = serve(lines([chunk({ content: "a" })]));
+  const engine = new HttpEngine("http://s/", () => "", () => "other");
+  const pictures = ["data:image/png;base64,AAAA"];
+  await engine.chat([{ role: "user", content: "What?", pictures }, { role: "user", content: "", pictures }], DEFAULT_SAMPLING, () => undefined);
+  const shown = { type: "image_url", image_url: { url: pictures[0] } };
+  const sent = JSON.parse(asked[0]!.init.body as string) as { model: string; messages: unknown };
+  expect(sent.model).toBe("other");
+  expect(sent.messages).toEqual([
+    { role: "user", content: [shown, { type: "text", text: "What?" }] },
+    { role: "user", content: [shown] },
+  ]);
+});
+
 it("says why there is no answer", async () => {
   const error = (code: string, message: string) => JSON.stringify({ error: { code, message } });
   serve(error("context_length_exceeded", "too long"), 400);

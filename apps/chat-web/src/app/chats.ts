@@ -19,6 +19,8 @@ export interface ChatsState {
   announcement: string;
 }
 
+/** What a user is told who shows a picture to a model of text. */
+export const BLIND = "This model sees no pictures. Choose one that does, or start a new chat without them.";
 const SAVE_EVERY_MS = 1000;
 
 export class ChatsController {
@@ -61,7 +63,7 @@ export class ChatsController {
     this.state.patch({ currentId: null, announcement: "New chat" });
   }
 
-  async send(text: string): Promise<void> {
+  async send(text: string, pictures: readonly string[] = []): Promise<void> {
     const chat = this.current();
     const stored = this.state.get().list.some(({ id }) => id === chat.id);
     if (!stored) {
@@ -69,12 +71,12 @@ export class ChatsController {
       this.draft = null;
       this.state.patch({ list: [chat, ...this.state.get().list], currentId: chat.id });
     }
-    const question = message(newId(), "user", text);
+    const question = message(newId(), "user", text, pictures);
     await this.answer(chat.id, (c, answer) => ask(c, question, answer, Date.now()));
   }
 
   async edit(id: string, text: string): Promise<void> {
-    const question = message(newId(), "user", text);
+    const question = message(newId(), "user", text, this.current().messages.find((m) => m.id === id)?.pictures);
     await this.answer(this.current().id, (c, answer) => edit(c, id, question, answer, Date.now()));
   }
 
@@ -138,7 +140,9 @@ export class ChatsController {
       }
     };
     try {
-      const stats = await engine.chat(prompt(asked), this.settings.get().sampling, onText);
+      const messages = prompt(asked);
+      if (!this.model.state.get().sees && messages.some(({ pictures }) => pictures)) throw new Error(BLIND);
+      const stats = await engine.chat(messages, this.settings.get().sampling, onText);
       answer = { ...answer, stats: { ...stats, firstTokenMs } };
       this.announce(stats.reason === "interrupted" ? "Stopped" : `The model answered: ${answer.content}`);
     } catch (error) {

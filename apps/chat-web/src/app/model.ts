@@ -15,7 +15,7 @@ export type Phase =
   | { name: "offer"; refusal: Refusal | null }
   | { name: "downloading"; done: number; total: number; rate: number | null; left: number | null; retryingIn: number | null }
   | { name: "broken"; failure: DownloadFailure; done: number; total: number }
-  | { name: "loading"; share: number }
+  | { name: "loading"; share: number | null; stage?: string | undefined }
   | { name: "ready" }
   | { name: "lost"; reason: string; whileLoading: boolean }
   | { name: "elsewhere" }
@@ -31,6 +31,8 @@ export interface Storage {
 export interface ModelState {
   phase: Phase;
   title: string;
+  /** Whether questions may have pictures. */
+  sees: boolean;
   adapter: Adapter | null;
   manifest: Manifest | null;
   contextTokens: number;
@@ -43,6 +45,7 @@ export interface ModelState {
 export const EMPTY: ModelState = {
   phase: { name: "starting" },
   title: "",
+  sees: false,
   adapter: null,
   manifest: null,
   contextTokens: 0,

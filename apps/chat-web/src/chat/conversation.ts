@@ -11,6 +11,8 @@ export interface Message {
   id: string;
   role: "user" | "assistant";
   content: string;
+  /** data: URLs that a question shows. */
+  pictures?: readonly string[];
   /** Of an answer that has ended; null while it runs or after the page was closed in the middle. */
   stats: AnswerStats | null;
   /** In words, why an answer ended before its time. */
@@ -45,8 +47,8 @@ export function newConversation(id: string, now: number, system: string): Conver
   return { id, title: "New chat", named: false, created: now, updated: now, system, messages: [] };
 }
 
-export function message(id: string, role: Message["role"], content: string): Message {
-  return { id, role, content, stats: null, error: null };
+export function message(id: string, role: Message["role"], content: string, pictures: readonly string[] = []): Message {
+  return { id, role, content, ...(pictures.length ? { pictures } : {}), stats: null, error: null };
 }
 
 /** Add a question and an empty answer. */
@@ -83,7 +85,7 @@ export function prompt(chat: Conversation): ChatMessage[] {
   const before = chat.messages.slice(0, -1);
   const unanswered = (m: Message, next: Message | undefined) => m.role === "user" && next?.role === "assistant" && next.content === "";
   const kept = before.filter((m, i) => !(m.role === "assistant" && m.content === "") && !unanswered(m, before[i + 1]));
-  return [...system, ...kept.map(({ role, content }) => ({ role, content }))];
+  return [...system, ...kept.map(({ role, content, pictures }) => ({ role, content, ...(pictures ? { pictures } : {}) }))];
 }
 
 /** The first words of a question. */
@@ -97,6 +99,7 @@ export function titleOf(text: string): string {
 /** A conversation as Markdown, for a file. */
 export function toMarkdown(chat: Conversation): string {
   const system = chat.system.trim() ? [`> ${chat.system.trim().replace(/\n/g, "\n> ")}`] : [];
-  const turns = chat.messages.map((m) => `**${m.role === "user" ? "You" : "Model"}**\n\n${m.content.trim()}`);
+  const shown = ({ pictures = [] }: Message) => (pictures.length ? `*(pictures: ${pictures.length})*\n\n` : "");
+  const turns = chat.messages.map((m) => `**${m.role === "user" ? "You" : "Model"}**\n\n${shown(m)}${m.content.trim()}`);
   return [`# ${chat.title}`, ...system, ...turns].join("\n\n") + "\n";
 }

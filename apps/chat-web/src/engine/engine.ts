@@ -5,6 +5,8 @@ import type { Adapter } from "../model/fit";
 export interface ChatMessage {
   role: "system" | "user" | "assistant";
   content: string;
+  /** data: URLs, shown before the text. */
+  pictures?: readonly string[];
 }
 
 export interface Sampling {

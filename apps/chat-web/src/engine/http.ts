@@ -27,7 +27,8 @@ interface Chunk {
 export class HttpEngine implements Answering {
   private running: AbortController | null = null;
 
-  constructor(private readonly base: string, private readonly key: () => string) {}
+  /** `model` is the one to ask, null for the server's own. */
+  constructor(private readonly base: string, private readonly key: () => string, private readonly model: () => string | null = () => null) {}
 
   async chat(messages: ChatMessage[], sampling: Sampling, onText: (text: string) => void): Promise<Finished> {
     const stop = (this.running = new AbortController());
@@ -35,7 +36,7 @@ export class HttpEngine implements Answering {
     let first = 0;
     let thinking = false;
     try {
-      const response = await ask(`${this.base}v1/chat/completions`, this.key(), { method: "POST", body: body(messages, sampling), signal: stop.signal });
+      const response = await ask(`${this.base}v1/chat/completions`, this.key(), { method: "POST", body: body(this.model(), messages, sampling), signal: stop.signal });
       for await (const { choices, usage, error } of events(response.body!)) {
         if (error) throw new Error(error.message);
         for (const { delta, finish_reason } of choices ?? []) {
@@ -62,9 +63,10 @@ export class HttpEngine implements Answering {
   }
 }
 
-function body(messages: ChatMessage[], sampling: Sampling): string {
+function body(model: string | null, messages: ChatMessage[], sampling: Sampling): string {
   return JSON.stringify({
-    messages,
+    ...(model === null ? {} : { model }),
+    messages: messages.map(inParts),
     temperature: sampling.temperature,
     top_p: sampling.topP,
     max_tokens: sampling.maxTokens,
@@ -75,6 +77,12 @@ function body(messages: ChatMessage[], sampling: Sampling): string {
     stream: true,
     stream_options: { include_usage: true },
   });
+}
+
+function inParts({ role, content, pictures = [] }: ChatMessage): object {
+  if (pictures.length === 0) return { role, content };
+  const parts: object[] = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
+  return { role, content: content ? [...parts, { type: "text", text: content }] : parts };
 }
 
 /** The JSON of each server-sent event, until `[DONE]`. Throws where the stream ends before. */

@@ -4,11 +4,12 @@ import { useStore } from "../app/store";
 import { useApp } from "./context";
 import { ConversationView } from "./conversation";
 import { Icon } from "./icons";
+import { ModelChoice } from "./server_card";
 import { SettingsDialog } from "./settings";
 import { Sidebar } from "./sidebar";
 
 export function Page() {
-  const { chats, model, settings } = useApp();
+  const { chats, model, server, settings } = useApp();
   const { announcement } = useStore(chats.state);
   const { phase, title } = useStore(model.state);
   const { theme } = useStore(settings);
@@ -45,6 +46,7 @@ export function Page() {
             <Icon name="menu" />
           </button>
           <h1>{chat.title}</h1>
+          {server && <ModelChoice server={server} />}
           <button class="pill" data-phase={phase.name} onClick={() => setSettingsOpen(true)} title="The model and this device">
             <span class="dot" /> {STATUS[phase.name]}
           </button>

@@ -1,9 +1,13 @@
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { BLIND } from "../app/chats";
+import { words } from "../app/model";
 import { useStore } from "../app/store";
+import { readPictures } from "../chat/pictures";
 import { useApp } from "./context";
 import { Icon } from "./icons";
 import { MessageView } from "./message";
 import { ModelCard } from "./model_card";
+import { AttachButton, Pictures } from "./pictures";
 import { ServerCard } from "./server_card";
 
 const NEAR_END = 80;
@@ -78,10 +82,13 @@ export function ConversationView() {
 function Composer() {
   const { chats, model } = useApp();
   const { running } = useStore(chats.state);
-  const { phase } = useStore(model.state);
+  const { phase, sees } = useStore(model.state);
   const [text, setText] = useState("");
+  const [pictures, setPictures] = useState<string[]>([]);
+  const [problem, setProblem] = useState("");
   const area = useRef<HTMLTextAreaElement>(null);
   const ready = phase.name === "ready";
+  const empty = !text.trim() && pictures.length === 0;
 
   useEffect(() => {
     if (ready && matchMedia("(hover: hover)").matches && document.activeElement === document.body) area.current?.focus();
@@ -94,12 +101,34 @@ function Composer() {
 
   const send = (event: Event) => {
     event.preventDefault();
-    if (!ready || running || !text.trim()) return;
-    void chats.send(text.trim());
+    if (!ready || running || empty) return;
+    void chats.send(text.trim(), pictures);
     setText("");
+    setPictures([]);
+    setProblem("");
+  };
+  const attach = async (files: File[]) => {
+    if (files.length === 0) return;
+    try {
+      if (!sees) throw new Error(BLIND);
+      const read = await readPictures(files);
+      setPictures((before) => [...before, ...read]);
+      setProblem("");
+    } catch (error) {
+      setProblem(words(error));
+    }
+  };
+  const dropped = (event: DragEvent) => {
+    const files = [...(event.dataTransfer?.files ?? [])];
+    if (files.length === 0) return;
+    event.preventDefault();
+    void attach(files);
   };
   return (
-    <form class="composer" onSubmit={send}>
+    <form class="composer" onSubmit={send} onDragOver={(e) => e.preventDefault()} onDrop={dropped}>
+      {problem && <p class="notice bad" role="alert"><Icon name="warn" /> {problem}</p>}
+      <Pictures urls={pictures} onRemove={(at) => setPictures(pictures.filter((_, index) => index !== at))} />
+      {sees && <AttachButton onFiles={(files) => void attach(files)} />}
       <textarea
         ref={area}
         id="question"
@@ -108,6 +137,11 @@ function Composer() {
         placeholder={ready ? "Ask something" : "The model is not ready yet"}
         value={text}
         onInput={(e) => setText(e.currentTarget.value)}
+        onPaste={(e) => {
+          const files = [...(e.clipboardData?.files ?? [])];
+          if (files.length > 0) e.preventDefault();
+          void attach(files);
+        }}
         onKeyDown={(e) => {
           if (e.key === "Enter" && !e.shiftKey && !e.isComposing) send(e);
         }}
@@ -117,7 +151,7 @@ function Composer() {
           <Icon name="stop" />
         </button>
       ) : (
-        <button type="submit" class="round" disabled={!ready || !text.trim()} aria-label="Send" title="Send (Enter)">
+        <button type="submit" class="round" disabled={!ready || empty} aria-label="Send" title="Send (Enter)">
           <Icon name="send" />
         </button>
       )}

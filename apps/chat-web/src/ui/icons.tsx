@@ -16,6 +16,7 @@ const PATHS = {
   download: "M12 4v11M7 10.5l5 5 5-5M5 20h14",
   down: "M12 5v13M6 12l6 6 6-6",
   warn: "M12 4l9 16H3zM12 10v4.5M12 17.2v.3",
+  picture: "M4 6h16v12H4zM4 16l4.5-4.5L13 16l3-3 4 4M15.5 9.5v.01",
   pause: "M9 6v12M15 6v12",
   sun: "M12 8.5a3.5 3.5 0 1 0 0 7 3.5 3.5 0 0 0 0-7M12 3v2M12 19v2M3 12h2M19 12h2M5.6 5.6L7 7M17 17l1.4 1.4M18.4 5.6L17 7M7 17l-1.4 1.4",
 } as const;

@@ -5,6 +5,7 @@ import { renderMarkdown } from "../chat/markdown";
 import { milliseconds } from "../model/format";
 import { copy, decorateAll } from "./code";
 import { Icon, type IconName } from "./icons";
+import { Pictures } from "./pictures";
 
 interface Props {
   message: Message;
@@ -63,7 +64,8 @@ function Question({ message, canAsk, onEdit }: Props) {
   }
   return (
     <article class="message user" aria-label="You">
-      <div class="bubble">{message.content}</div>
+      <Pictures urls={message.pictures ?? []} />
+      {message.content && <div class="bubble">{message.content}</div>}
       <div class="actions">
         <CopyButton text={message.content} />
         <button ref={button} class="action" disabled={!canAsk} onClick={() => setText(message.content)}>

@@ -2,6 +2,7 @@ import { useState } from "preact/hooks";
 import type { Phase } from "../app/model";
 import type { ServerModel } from "../app/server";
 import { useStore } from "../app/store";
+import { useApp } from "./context";
 import { Icon } from "./icons";
 import { CopyButton } from "./message";
 import { Problem, Waiting } from "./model_card";
@@ -9,9 +10,12 @@ import { Problem, Waiting } from "./model_card";
 /** The server's state, its address for other programs, and its load. */
 export function ServerCard({ server }: { server: ServerModel }) {
   const { phase, title } = useStore(server.state);
-  if (phase.name === "starting" || phase.name === "loading") return <Waiting title="The model is loading" />;
+  const facts = useStore(server.facts);
+  if (phase.name === "loading") return <Waiting title={`The model is loading${phase.stage ? `: ${phase.stage}` : ""}`} share={phase.share} />;
+  if (phase.name === "starting") return <Waiting title="The model is loading" />;
   if (phase.name === "key") return <Key server={server} phase={phase} />;
   if (phase.name === "failed") return <Problem title="The server does not answer"><p>{phase.message}</p></Problem>;
+  const state = facts?.models?.find(({ model }) => model === title);
   const curl =
     `curl ${server.base}v1/chat/completions \\\n  -H 'Content-Type: application/json' \\\n` +
     (server.key ? "  -H 'Authorization: Bearer YOUR_KEY' \\\n" : "") +
@@ -19,6 +23,8 @@ export function ServerCard({ server }: { server: ServerModel }) {
   return (
     <>
       <h2>{title}</h2>
+      {state?.state === "unloaded" && <p class="hint">It is loaded with the first question.</p>}
+      {state?.error && <p class="notice bad"><Icon name="warn" /> {state.error}</p>}
       <p>The server runs. Ask below, or give a program <code>{server.base}v1</code> as the base URL of an OpenAI API.</p>
       <div class="prose"><pre tabIndex={0}><code>{curl}</code></pre></div>
       <div class="prose row">
@@ -27,6 +33,19 @@ export function ServerCard({ server }: { server: ServerModel }) {
       </div>
       <ServerFacts server={server} />
     </>
+  );
+}
+
+/** The server's models, if it has several. */
+export function ModelChoice({ server }: { server: ServerModel }) {
+  const { title } = useStore(server.state);
+  const { running } = useStore(useApp().chats.state);
+  const models = useStore(server.facts)?.models ?? [];
+  if (models.length < 2) return null;
+  return (
+    <select aria-label="Model" value={title} disabled={running !== null} onChange={(e) => void server.choose(e.currentTarget.value)}>
+      {models.map(({ model, state }) => <option key={model} value={model}>{state === "ready" ? model : `${model} (${state})`}</option>)}
+    </select>
   );
 }
 

@@ -22,6 +22,7 @@ from mlcpipe.cli.chat.slash_commands import Commands
 from mlcpipe.errors import TemplateError, UsageError
 from mlcpipe.runtime.pictures import marked, with_rows
 from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving import picture_rows
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
@@ -187,7 +188,7 @@ def answered(batching: Batching, *prompts: tuple[list[int], list[Any]], count: i
     return [[(event.token, event.logprob) for event in stream] for stream in streams]
 
 
-def test_preempted_prompts_see_again(seeing: Any) -> None:
+def test_preempted_prompts_see_again(seeing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that outgrow the pages have the bits of those alone, though the tower has to compute its rows again."""
     _, _, engine = seeing
     prompts = [prompt_of(engine, user(sight.noise(40, 96, seed), "abcdefg")) for seed in (9, 10, 11)]
@@ -195,7 +196,7 @@ def test_preempted_prompts_see_again(seeing: Any) -> None:
     batching = Batching(engine.model.bundle, kv_tokens=512)
     rows = batching._core.executor.pictures
     assert rows is not None
-    rows._most = 1
+    monkeypatch.setattr(picture_rows, "PICTURE_ROWS_BYTES", 1)  # one tile is kept
     try:
         alone = [answered(batching, one, count=count)[0] for one in prompts]
         batching._core.forget()

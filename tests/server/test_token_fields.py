@@ -139,14 +139,17 @@ def test_prompts_are_scored_for_vllm_s_clients(engine: Batching, tokenizer: Toke
 def test_a_prompt_is_scored_once_for_all_its_answers(
     engine: Batching, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which have the scores of one that is asked alone, also in a stream; there is a bound for all of them together."""
+    """Which have the scores of one that is asked alone, also in a stream, and compute it once; there is a bound for all."""
     asked: list[Request] = []
     submit = engine.submit
     monkeypatch.setattr(engine, "submit", lambda request, wake: (asked.append(request), submit(request, wake))[1])
     path, body = "/v1/completions", {"prompt": TEXT, "echo": True, "logprobs": 2, "max_tokens": 4, "temperature": 1}
     alone = [one(engine, tokenizer, path, **body, seed=seed)["choices"][0] for seed in (5, 6, 7)]
     assert [request.prompt_logprobs for request in asked] == [2] * 3
+    before = engine.stats()
     made = one(engine, tokenizer, path, **body, seed=5, n=3)["choices"]
+    after = engine.stats()
+    assert (after.prompt - after.cached) - (before.prompt - before.cached) == len(tokenizer.encode(TEXT))
     assert made == [{**choice, "index": index} for index, choice in enumerate(alone)]
     assert [request.prompt_logprobs for request in asked[3:]] == [2, None, None]
     (stream,) = answered(engine, tokenizer, (path, {**body, "seed": 5, "n": 3, "stream": True}))

@@ -92,6 +92,7 @@ class AnswerLoop:
         self._computing = False
         self._finished: Counter[str] = Counter()
         self._pictures = 0
+        self._scoring: dict[int, Answer] = {}  # by the id of its prompt's list, whose log-probabilities it computes
         self._step_s: dict[str, float] = {"prefill": 0.0, "decode": 0.0}
 
     @property
@@ -126,6 +127,11 @@ class AnswerLoop:
         request = answer.stream.request
         self.answers[answer.stream.id] = answer
         adapter = request.adapter
+        leader, ready = self._scoring.get(id(request.tokens)), answer.row.ready
+        if request.prompt_logprobs is not None:
+            self._scoring[id(request.tokens)] = leader = answer
+        elif leader is not None:
+            ready = partial(_ready_after, leader, answer.row)
         answer.dropped = tokens_to_drop(len(request.tokens), self.context_length)
         try:
             if adapter is not None and adapter.unloaded:
@@ -138,14 +144,14 @@ class AnswerLoop:
                     stop_ids=request.stop_ids,
                     priority=max(-1, min(1, -request.priority)),
                     deadline_s=request.deadline_s,
-                    namespace=request.namespace if request.prompt_logprobs is None else ("scored", answer.stream.id),
+                    namespace=request.namespace if leader is None else ("scored", leader.stream.id),
                     deterministic=request.deterministic,
                     params=answer.row,
                     drafter=answer.drafter,
                     adapter=adapter,
                     arrival=answer.came_s,
                     shifts=self.context_shift,
-                    ready=answer.row.ready,
+                    ready=ready,
                     redraws=answer.row.matcher is not None or self._parks,
                     parks=self._parks,
                     scored=request.prompt_logprobs is not None,
@@ -306,6 +312,8 @@ class AnswerLoop:
         self, answer: Answer, reason: FinishReason, error: MlcpipeError | None = None, token: int | None = None
     ) -> None:
         self.answers.pop(answer.stream.id, None)
+        if self._scoring.get(id(answer.stream.request.tokens)) is answer:
+            del self._scoring[id(answer.stream.request.tokens)]
         if answer.sequence is not None and self._of_sequence.pop(answer.sequence.id, None) is not None:
             adapter = answer.stream.request.adapter
             if adapter is not None:
@@ -398,3 +406,9 @@ class AnswerLoop:
         if rows is None:
             return None
         return PictureStats(self._pictures, rows.encoded, rows.rows, rows.seconds, rows.queries, rows.hits)
+
+
+def _ready_after(leader: Answer, row: Row) -> bool:
+    """Whether an answer may begin whose prompt another one computes, all of it for its log-probabilities."""
+    first = leader.sequence
+    return (first is None or first.finish is not None or first.answer > 0) and row.ready()

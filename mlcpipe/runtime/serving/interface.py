@@ -50,7 +50,8 @@ class Request:
     prediction  tokens that the answer may contain; they make it faster if it does, and never change it
     adapter     from the engine's `load_adapter`, or None for the model without one
     rules       about tokens, beyond `sampling`, or None
-    prompt_logprobs  None, or how many alternatives each token of the prompt reports; such a prompt is computed whole
+    prompt_logprobs  None, or how many alternatives each token of the prompt reports; such a prompt is computed whole,
+                once for all requests that are submitted after it, as long as it runs, with the same list of tokens
     pictures    those in the prompt
     """
 

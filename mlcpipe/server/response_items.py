@@ -28,7 +28,7 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages of an input.
 
     Calls that follow each other, and the text before them, are one message of the assistant. Items of tools that this
-    server does not have are skipped. Raises ApiError for items that are stored elsewhere.
+    server does not have are skipped. Raises ApiError for pictures that are stored elsewhere.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -56,12 +56,6 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             out.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": content})
         elif kind == "reasoning":
             reasoning = _reasoning(item)
-        elif kind == "item_reference":
-            raise ApiError(
-                400,
-                f"{where}: references are not looked up; send the item itself, or previous_response_id",
-                param=where,
-            )
     return out
 
 

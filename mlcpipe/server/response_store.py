@@ -38,6 +38,7 @@ class ResponseStore:
         self._kept: OrderedDict[tuple[str, str], Stored] = OrderedDict()
         self._nbytes: Counter[str] = Counter()  # by owner
         self._counts: Counter[str] = Counter()
+        self._places: dict[tuple[str, str], str] = {}  # of each owner's items, by id, the response that has it
 
     def add(self, owner: str, response: dict[str, Any], items: Items, json_bytes: int, values: int = 0) -> None:
         """Keep a response of `json_bytes` as JSON with so many `values`, about; others leave. One that is too large
@@ -48,6 +49,7 @@ class ResponseStore:
             return
         stored = Stored(response, items, response["previous_response_id"], json_bytes, nbytes)
         self._kept[owner, response["id"]] = stored
+        self._places |= dict.fromkeys(((owner, one) for one in _ids(stored)), response["id"])
         self._nbytes[owner] += nbytes
         self._counts[owner] += 1
         while (many := len(self._kept) > self._most) or self._nbytes.total() > self._most_bytes:
@@ -69,8 +71,35 @@ class ResponseStore:
         self._drop((owner, name))
 
     def _drop(self, place: tuple[str, str]) -> None:
-        self._nbytes[place[0]] -= self._kept.pop(place).nbytes
-        self._counts[place[0]] -= 1
+        owner, name = place
+        dropped = self._kept.pop(place)
+        self._nbytes[owner] -= dropped.nbytes
+        self._counts[owner] -= 1
+        for one in _ids(dropped):
+            if self._places.get((owner, one)) == name:
+                del self._places[owner, one]
+
+    def resolved(self, owner: str, given: Items, most_bytes: int, param: str = "input") -> tuple[Items, int]:
+        """Items with those that they refer to in their places, and about how many bytes of JSON these are.
+
+        Raises ApiError for one that is not kept, and where the responses that have them are larger together.
+        """
+        found, nbytes = list[dict[str, Any]](), 0
+        for index, item in enumerate(given):
+            if item.get("type") != "item_reference" and set(item) != {"id"}:
+                found.append(item)
+                continue
+            one, where = item.get("id"), f"{param}[{index}]"
+            name = self._places.get((owner, one)) if isinstance(one, str) else None
+            if name is None:
+                message = f"{where}: there is no item {str(one)[:100]!r}; send the item itself"
+                raise ApiError(404, message, code="item_not_found", param=where)
+            stored = self.get(owner, name)
+            nbytes += stored.json_bytes
+            if nbytes > most_bytes:
+                raise ApiError(400, f"{where}: the items are too large together; send them themselves", param=where)
+            found.append(next(each for each in _items(stored) if each.get("id") == one))
+        return found, nbytes
 
     def history(self, owner: str, name: str | None, most: int, param: str | None = None) -> tuple[Items, int]:
         """All items, input and output, up to the end of a response, and their bytes as JSON; None has none.
@@ -81,8 +110,16 @@ class ResponseStore:
         count = nbytes = 0
         while name is not None:
             found = self.get(owner, name, param)
-            parts.append([*found.items, *found.response["output"]])
+            parts.append(_items(found))
             name, count, nbytes = found.previous, count + len(parts[-1]), nbytes + found.json_bytes
             if count > most:
                 raise ApiError(400, f"the conversation has more than {most} items; begin another one", param=param)
         return [item for part in reversed(parts) for item in part], nbytes
+
+
+def _items(stored: Stored) -> Items:
+    return [*stored.items, *stored.response["output"]]
+
+
+def _ids(stored: Stored) -> list[str]:
+    return [one for each in _items(stored) if isinstance(one := each.get("id"), str)]

@@ -26,6 +26,7 @@ from mlcpipe.server.bodies import (
 )
 from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.guard import MAX_BODY_BYTES
 from mlcpipe.server.json_values import values_of
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.response_events import ended, stream, usage_json
@@ -139,9 +140,13 @@ def store_of(request: Request) -> ResponseStore:
 
 
 def _history(request: Request, body: InputBody) -> tuple[list[dict[str, Any]], int]:
-    """The items before the input, and their bytes."""
-    where = "previous_response_id"
-    return store_of(request).history(key_of(request), body.previous_response_id, MAX_ITEMS, where)
+    """The items before the input, and their bytes with those of items that it refers to, which are put into it."""
+    where, store, owner = "previous_response_id", store_of(request), key_of(request)
+    before, nbytes = store.history(owner, body.previous_response_id, MAX_ITEMS, where)
+    if isinstance(body.input, list):
+        body.input, more = store.resolved(owner, body.input, MAX_BODY_BYTES)
+        nbytes += more
+    return before, nbytes
 
 
 def _conversation(body: InputBody, before: list[dict[str, Any]]) -> Conversation:

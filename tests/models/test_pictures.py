@@ -209,7 +209,7 @@ def test_preempted_prompts_see_again(seeing: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_shifted_contexts_keep_what_is_left_of_pictures(seeing: Any) -> None:
-    """An answer goes on as after a new prompt of the kept tokens, also where a picture lost its middle."""
+    """An answer continues as after a new prompt of the kept tokens, also where a picture lost its middle."""
     _, checkpoint, engine = seeing
     context = 128
     short = mlcpipe.Engine(checkpoint.parent / "bundle", context_length=context)

@@ -119,7 +119,6 @@ def test_what_is_not_offered_is_refused(client: httpx2.Client) -> None:
     for change in (
         {"conversation": "c"},
         {"background": True},
-        {"input": [{"type": "item_reference", "id": "x"}]},
         {"input": []},
         {"input": 3},
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

@@ -106,3 +106,33 @@ def test_pages_of_items() -> None:
     )
     assert [one["id"] for one in page.json()["data"]] == ["last"]
     assert [(one.status_code, one.json()["error"]["param"]) for one in wrong] == [(400, "limit"), (400, "order")]
+
+
+def test_references_are_the_items_of_stored_responses() -> None:
+    """Of the same owner, as long as they are kept; the response to them keeps the items themselves."""
+    store, path = ResponseStore(), "/v1/responses"
+    (first,) = answers(FakeEngine("One"), (path, {"input": "Count"}), store=store)
+    (question,) = store.get("", first.json()["id"]).items
+    said = first.json()["output"][0]
+    more = {"role": "user", "content": "More"}
+    engine = FakeEngine("Two")
+    referring = {"input": [{"type": "item_reference", "id": question["id"]}, {"id": said["id"]}, more]}
+    plain = {"input": [question, said, more]}
+    second, same, counted, unknown = answers(
+        engine, (path, referring), (path, plain), (f"{path}/input_tokens", referring),
+        (path, {"input": [more, {"type": "item_reference", "id": "x"}]}), store=store,
+    )  # fmt: skip
+    assert second.status_code == same.status_code == 200
+    assert engine.asked[0].tokens == engine.asked[1].tokens and len(engine.asked[0].tokens) > 10
+    assert counted.json()["input_tokens"] == len(engine.asked[0].tokens)
+    assert store.get("", second.json()["id"]).items[:2] == [question, said]
+    assert unknown.status_code == 404 and "input[1]: there is no item 'x'" in unknown.json()["error"]["message"]
+    with pytest.raises(ApiError, match="no item"):
+        store.resolved("another", referring["input"], 1 << 20)
+    with pytest.raises(ApiError, match="too large together"):
+        store.resolved("", referring["input"], 10)
+    for one in (first, second, same):
+        store.delete("", one.json()["id"])
+    with pytest.raises(ApiError, match="no item"):
+        store.resolved("", referring["input"], 1 << 20)
+    assert not store._places

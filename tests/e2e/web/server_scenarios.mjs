@@ -56,7 +56,7 @@ export const scenarios = {
     await pill(page, "ready");
     assert.match(await text(page, ".card pre"), /^curl http:\/\/127.+Authorization: Bearer YOUR_KEY.+"Hello"/s);
     assert.match(await ask(page, "Hello"), /\S/);
-    assert.match(await text(page, ".stats"), /tokens\/s · first token \d+ m?s · \d+ tokens/);
+    assert.match(await text(page, ".stats"), /tokens\/s · first token [\d.]+ m?s · \d+ tokens/);
     await button(page, "New chat").click();
     await eventually(async () => assert.match(await text(page, ".facts"), /[1-9]\d* tokens so far/));
     assert.equal(await page.evaluate(() => navigator.serviceWorker.getRegistration()), undefined);

@@ -70,8 +70,8 @@ def render(
     name = tokenizer.template_name(extras.get("tools"))
     if "enable_thinking" in variables and (switch := thinking_switch(tokenizer.chat_template(name))):
         variables = {switch: variables["enable_thinking"], **variables}
+    pictures = read_pictures(sources, vision, room)  # first: templates of texts fail where a model sees none
     tokens = tokenizer.encode_chat(prepared, **{**variables, **extras, **ends})
-    pictures = read_pictures(sources, vision, room)
     if ending == "continued":
         content = prepared[-1]["content"]
         thinking: Thinking = "open" if content.rfind(BEGIN) > content.rfind(END) else "none"

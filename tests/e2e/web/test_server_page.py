@@ -15,5 +15,6 @@ from tests.e2e.web.conftest import Browser, scenario
 
 @pytest.mark.full
 def test_the_page_of_a_server(browser: Browser, real_page: Path, demo_bundles: Bundles) -> None:
-    with own_server([str(demo_bundles["q4f16_1"]), "--threads", "2", "--api-key", "secret"]) as url:
+    models = [f"{name}={demo_bundles['q4f16_1']}" for name in ("one", "two")]
+    with own_server([*models, "--threads", "2", "--api-key", "secret"]) as url:
         scenario(browser, "server_scenarios.mjs", "asks_for_the_key_shows_figures_and_chats", url)

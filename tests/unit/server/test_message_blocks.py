@@ -144,3 +144,9 @@ def test_responses_have_pictures_in_messages_and_outputs_of_tools() -> None:
     assert [one["content"] for one in found] == [[part, text], [text, part]]
     with pytest.raises(ApiError, match=r"input\[0\]\.content\[0\].*files are not stored here"):
         messages_of_items([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}])
+
+
+def test_a_model_that_sees_nothing_says_so_whatever_its_template_takes() -> None:
+    body = {"messages": [{"role": "user", "content": [PART]}]}
+    (refused,) = answers(FakeEngine(), ("/v1/chat/completions", body))
+    assert refused.status_code == 400 and "the model sees no pictures" in refused.json()["error"]["message"]

@@ -15,6 +15,7 @@ from mlcpipe.encoders import encoder_of, encoder_types
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import diffusion_types, gguf_families, model_types
 from mlcpipe.nn.config import Fields
+from mlcpipe.sound import FAMILIES, hears
 from mlcpipe.vision import has_tower
 
 PAGE = Path(__file__).with_name("families.md")
@@ -73,6 +74,7 @@ _POPULAR = (
     ("all-mpnet-base-v2", "mpnet"),
     ("gte-multilingual-base", "new"),
     ("nomic-embed-text v1.5, v2", "nomic_bert"),
+    ("Whisper tiny to large-v3-turbo", "whisper"),
 )
 # Of them those that need what their family has not yet; its file says what.
 _REFUSED = ("Ling-3.0-Flash",)
@@ -105,6 +107,8 @@ def page() -> str:
         _table("model_type | family of its text | sees", map(_whole, TOWERS)),
         "## Models that embed texts",
         _table("family | what it is", ((f"`{name}`", _about("encoders", name)[0]) for name in encoder_types())),
+        "## Models that hear",
+        _table("family | what it is", ((f"`{name}`", _about("sound", name)[0]) for name in FAMILIES)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -115,7 +119,7 @@ def _whole(model_type: str) -> tuple[str, str, str]:
 
 def _popular(models: str, model_type: str) -> tuple[str, str, str, str]:
     tower = TOWERS.get(model_type)
-    encoder = encoder_of({"model_type": model_type}) is not None
+    encoder = encoder_of({"model_type": model_type}) is not None or hears({"model_type": model_type})
     known = (encoder or (tower or model_type) in model_types()) and models not in _REFUSED
     gguf = (tower or model_type) in gguf_families()
     runs = ("text and pictures" if has_tower({"model_type": model_type}) else "the text") if tower else "yes"

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from mlcpipe.runtime.sampling_params import SamplingParams as SamplingParams
     from mlcpipe.runtime.sampling_params import Stats as Stats
     from mlcpipe.runtime.sampling_params import TokenLogprob as TokenLogprob
+    from mlcpipe.runtime.speech.transcriber import SpeechParams as SpeechParams
+    from mlcpipe.runtime.speech.transcriber import Transcriber as Transcriber
+    from mlcpipe.runtime.speech.transcriber import Transcript as Transcript
     from mlcpipe.version import __version__ as __version__
 
 __all__ = [
@@ -31,8 +34,11 @@ __all__ = [
     "Engine",
     "MlcpipeError",
     "SamplingParams",
+    "SpeechParams",
     "Stats",
     "TokenLogprob",
+    "Transcriber",
+    "Transcript",
     "__version__",
     "compile",
     "convert",
@@ -46,6 +52,7 @@ _MODULES = {
     **dict.fromkeys(("compile", "convert"), "mlcpipe.compiler.compile"),
     "Embedder": "mlcpipe.runtime.embedder",
     "Engine": "mlcpipe.runtime.engine",
+    **dict.fromkeys(("SpeechParams", "Transcriber", "Transcript"), "mlcpipe.runtime.speech.transcriber"),
     "load": "mlcpipe.loading",
     "__version__": "mlcpipe.version",
 }
@@ -55,7 +62,7 @@ def __getattr__(name: str) -> Any:
     """Import a module on first use, so that `import mlcpipe` stays fast."""
     if name not in _MODULES:
         raise AttributeError(f"module 'mlcpipe' has no attribute {name!r}")
-    if name in ("compile", "convert", "Embedder", "Engine"):
+    if name in ("compile", "convert", "Embedder", "Engine", "SpeechParams", "Transcriber", "Transcript"):
         from mlcpipe.version import check_tvm
 
         check_tvm()

@@ -333,7 +333,7 @@ def _check_bundle_task(bundle: Path, task: str, title: str) -> None:
         from mlcpipe.bundle.tasks import check_task
 
         manifest = read_manifest(bundle, check_abi=False)  # which opening it checks
-        check_task(task, title, embeds=manifest.model.embedding is not None)
+        check_task(task, title, embeds=manifest.model.embedding is not None, hears=manifest.model.speech is not None)
 
 
 def model_title(model: str | Path | None) -> str:

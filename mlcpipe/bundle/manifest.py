@@ -62,6 +62,14 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
         " -> embeddings",
         "_metadata() -> str",
     ),
+    "speech": (
+        "encode_sound(features: f32[t, 2 m], step: i32[k], heard: f32[t, d], states, params) -> heard",
+        "keep_sound(heard: f32[t, d], step: i32[k], sound: states, params) -> sound",
+        "decode(tokens: i32[b], step: i32[k], heard: i32[l], logits: f32[b, V], states, sound, params) -> logits",
+        "prefill(tokens: i32[n], rows: i32[r], step: i32[k], heard: i32[l], logits: f32[r, V], states, sound, params)"
+        " -> logits",
+        "_metadata() -> str",
+    ),
     "tvm": (
         "embed(ids: i32[n], params) -> [n, d]",
         "prefill(embed: [1, n, d], kv, params) -> (f32[1, 1, V], kv)",
@@ -77,7 +85,7 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
 
 `pages`: the runtime, as `tir_schedules/step_layout.py` says; `blocks`, of models that denoise them; `texts`, of models
 that embed them; `stage`, of a run of a model's layers: the first takes tokens, the last, which alone samples, gives
-logits. `tvm`: TVM's object, as MLC's published contract says.
+logits; `speech`, of models that write what they hear. `tvm`: TVM's object, as MLC's published contract says.
 """
 
 
@@ -310,6 +318,39 @@ class StageInfo(Frozen):
     )
 
 
+class SpeechInfo(Frozen):
+    """A model that writes what it hears, in windows of sound: its features, its tokens, and the states of a window.
+
+    `languages` is empty for a model of one language, whose prompts name neither it nor a task.
+    """
+
+    features: Literal["log_mel"] = Field(description="module of mlcpipe.sound")
+    mels: Positive = Field(description="numbers of a frame, of which a second has 100")
+    rows: Positive = Field(description="of the encoder for a window, each of two frames")
+    languages: Table[Annotated[str, Field(pattern="^[a-z]{2,3}$")], Count] = Field(description="token of each")
+    start: Count = Field(description="token that begins an answer")
+    end: Count = Field(description="token that ends it; those below are text")
+    transcribe: Count | None = None
+    translate: Count | None = None
+    no_timestamps: Count
+    timestamps: Count = Field(description="token of 0 s, after which come those of 0.02 s, 0.04 s, ...")
+    no_speech: Count | None = None
+    previous: Count | None = Field(default=None, description="token before the text of earlier windows")
+    suppressed: Items[Count] = Field(default=(), description="tokens that are never drawn")
+    suppressed_first: Items[Count] = Field(default=(), description="tokens that begin no answer")
+    latest_start: Count | None = Field(default=None, description="of the first timestamp, in 0.02 s")
+    encoder: States = Field(description="of the encoder, for the time of a layer")
+    sound: States = Field(description="keys and values of a window, written once")
+
+    @model_validator(mode="after")
+    def _is_ordered(self) -> SpeechInfo:
+        if self.timestamps != self.no_timestamps + 1 or self.end >= self.timestamps:
+            raise ValueError("timestamps after the other tokens")
+        if self.languages and (self.transcribe is None or self.translate is None):
+            raise ValueError("tokens of the tasks of a model of several languages")
+        return self
+
+
 class ModelInfo(Frozen):
     """The model's shape; lengths in tokens."""
 
@@ -341,6 +382,7 @@ class ModelInfo(Frozen):
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
     vision: VisionInfo | None = Field(default=None, description="of models that see pictures")
     diffusion: DiffusionInfo | None = Field(default=None, description="of models that denoise blocks")
+    speech: SpeechInfo | None = Field(default=None, description="of models that write what they hear")
     gathered: Names = Field(
         default=(),
         description="parameters of which functions take the rows of their tokens alone, row 0 for tokens beyond them",

@@ -18,6 +18,7 @@ USEFUL_CONTEXT = 4096  # tokens for which a device must have room to be taken au
 _HELPERS = 7  # threads in addition to the one that runs the model
 _CHECKPOINT_SHARE = 4  # slots may take a quarter of the pages' memory
 PICTURE_ROWS_BYTES = 64 << 20  # on the host, for rows of pictures, the last ones
+MOST_ANSWERS = 8  # of a model that hears, to one window
 DRAFT_SLOTS = 3  # for the states after each token of a draft but the last
 
 
@@ -148,13 +149,13 @@ def running_bytes(manifest: Manifest) -> int:
     """Upper bound of a run's memory in addition to weights, states and the process that opened the bundle.
 
     The sum of: the workspaces of all functions, and the scratch of their kernels in up to 8 threads; logits; the
-    tokenizer; a tower's pages and rows. If the scratch is not known, as on GPUs: the largest workspace twice, and the
-    memory of attention.
+    tokenizer; a tower's pages and rows; those of a window of sound. If the scratch is not known, as on GPUs: the
+    largest workspace twice, and the memory of attention.
     """
     model, plan = manifest.model, manifest.memory_plan
     workspaces = plan.workspace_bytes.values()
     scratch = [one.scratch.caller + _HELPERS * one.scratch.helper for one in manifest.target.variants if one.scratch]
-    least = least_running_bytes(model.vocab_size) + tower_bytes(model)
+    least = least_running_bytes(model.vocab_size) + tower_bytes(model) + speech_bytes(model)
     if scratch:
         return sum(workspaces) + max(scratch) + least
     return 2 * max(workspaces, default=0) + plan.attention_bytes + least
@@ -171,6 +172,21 @@ def tower_bytes(model: ModelInfo) -> int:
 def tower_pages(of: VisionInfo) -> int:
     """Pages of a call of a tower; the last one of each window may not be full."""
     return -(-of.rows * of.merged // PAGE) + of.windows
+
+
+def speech_bytes(model: ModelInfo) -> int:
+    """What a window of sound takes in addition to weights, workspace and scratch: pages, features, rows."""
+    of = model.speech
+    if of is None:
+        return 0
+    pages = -(-of.rows // PAGE)
+    states = sum(state.unit_bytes for state in (*of.encoder, *of.sound))
+    return pages * states + 4 * of.rows * (2 * of.mels + model.hidden_size)
+
+
+def speech_pages(manifest: Manifest) -> int:
+    """Bytes of the pages of the answers that attend to a window together."""
+    return MOST_ANSWERS * one_sequence(manifest, manifest.model.context_length).nbytes(manifest.states)
 
 
 def least_running_bytes(vocab_size: int) -> int:

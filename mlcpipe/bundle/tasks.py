@@ -7,12 +7,18 @@ from pathlib import Path
 from mlcpipe.bundle.manifest import Manifest
 from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture, architecture_of
-from mlcpipe.support.defaults import CHAT, EMBED, WRITE
+from mlcpipe.support.defaults import ANY, CHAT, EMBED, SERVE, TRANSCRIBE, WRITE
 from mlcpipe.support.generated import shell_word
 
 
-def check_task(task: str, title: object, *, embeds: bool) -> None:
-    """Raise UsageError if the model `title`, which embeds texts or else writes text, does not do `task`."""
+def check_task(task: str, title: object, *, embeds: bool, hears: bool = False) -> None:
+    """Raise UsageError if the model `title`, which embeds texts, hears, or else writes text, does not do `task`."""
+    if hears != (task == TRANSCRIBE) and task not in (ANY, SERVE):
+        raise UsageError(
+            f"the model {'turns sound into text' if hears else 'hears nothing'}", where=title,
+            expected="a model that hears, such as Whisper" if task == TRANSCRIBE else "a model of text",
+            next_step=f"type: mlcpipe transcribe FILE --model {shell_word(str(title))}" if hears else None,
+        )  # fmt: skip
     if task in (CHAT, WRITE) and embeds:
         raise UsageError(
             "the model embeds texts and writes none", where=title, expected="a model that writes text",
@@ -23,6 +29,14 @@ def check_task(task: str, title: object, *, embeds: bool) -> None:
             "the model writes text and has no embeddings", where=title, expected="an encoder",
             next_step=f"type: mlcpipe chat {shell_word(str(title))}",
         )  # fmt: skip
+
+
+def check_writes(manifest: Manifest) -> None:
+    """Raise UsageError for a bundle of a model that does not continue text."""
+    if manifest.model.speech is not None:
+        raise UsageError("the model turns sound into text", next_step="use mlcpipe transcribe or mlcpipe.Transcriber")
+    if manifest.model.embedding is not None:
+        raise UsageError("the model embeds texts and writes none", next_step="use mlcpipe embed or mlcpipe.Embedder")
 
 
 def command_elsewhere(bundle: Path, manifest: Manifest) -> str | None:
@@ -42,6 +56,8 @@ def next_command(bundle: Path, manifest: Manifest) -> str:
     embedding, word = manifest.model.embedding, shell_word(bundle)
     if (elsewhere := command_elsewhere(bundle, manifest)) is not None:
         return elsewhere
+    if manifest.model.speech is not None:
+        return f"mlcpipe transcribe FILE --model {word}"
     if embedding is None:
         return f"mlcpipe chat {word}"
     return f'mlcpipe embed {word} {"--query QUESTION " if embedding.task == "rerank" else ""}"a text"'

@@ -17,6 +17,7 @@ _CONVERT = "convert them to safetensors: transformers' model.save_pretrained(fol
 _WEIGHTS = f"{SINGLE_FILE} or {INDEX}"
 _MAX_ADAPTER_BYTES = 1 << 20
 _SHOWN_FILES = 3
+_GGML = (b"lmgg", b"ggml")  # of ggml files before GGUF, in which whisper.cpp still has its weights
 # A page of a hub as a browser shows it; `Path` makes one of the two slashes.
 _PAGE = re.compile(
     rf"(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/({HUB_PART}/{HUB_PART})(?::({TAG}))?"
@@ -38,6 +39,8 @@ def no_path(path: Path) -> CheckpointError:
             advice = f"put {CONFIG} and tokenizer.json of its model beside it, and give the folder"
         elif path.suffix in PICKLES:
             advice = f"pickles are refused: {_CONVERT}"
+        if path.is_file() and _begins(path) in _GGML:
+            advice = "weights of whisper.cpp are not read: type hf://openai/whisper-base, or another one of these"
         return CheckpointError(
             "not a checkpoint folder", where=shown_path(path), found="a file",
             expected=f"a folder with {CONFIG} and {SINGLE_FILE}, or a GGUF file",
@@ -49,6 +52,11 @@ def no_path(path: Path) -> CheckpointError:
         "not a checkpoint folder", where=shown_path(path), found="nothing",
         expected="a folder with a checkpoint, or a GGUF file", next_step=advice,
     )  # fmt: skip
+
+
+def _begins(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
 
 
 def suggested_name(text: str) -> str | None:

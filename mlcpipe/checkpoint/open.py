@@ -17,6 +17,7 @@ from mlcpipe.checkpoint.checkpoint import (
 )
 from mlcpipe.checkpoint.dense_modules import with_dense
 from mlcpipe.checkpoint.expert_stacks import unstacked
+from mlcpipe.checkpoint.flat_convolutions import flat_convolutions
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
 from mlcpipe.checkpoint.latent import split_latent
 from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
@@ -35,7 +36,8 @@ MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
 
 # What files have otherwise than models, one after the other.
 _AS_MODELS_NAME_IT: tuple[Callable[[Checkpoint], Checkpoint], ...] = (
-    text_tower, known, quantized, unstacked, upright, split_latent, with_dense, settled, with_own_head
+    text_tower, flat_convolutions, known, quantized, unstacked, upright, split_latent, with_dense, settled,
+    with_own_head,
 )  # fmt: skip
 
 

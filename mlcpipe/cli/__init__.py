@@ -30,6 +30,7 @@ from mlcpipe.cli.prune import prune_command
 from mlcpipe.cli.quality import quality_command
 from mlcpipe.cli.serve import serve_command
 from mlcpipe.cli.sign import sign_command, trust_command
+from mlcpipe.cli.transcribe import transcribe_command
 from mlcpipe.cli.tune.command import tune_command
 from mlcpipe.errors import CheckpointWarning, ForeignBundleWarning, MlcpipeError, UsageError, no_memory
 from mlcpipe.support.env import env, misspelt, name_a_home
@@ -63,6 +64,7 @@ app = _App(
 app.command("chat")(chat_command)
 app.command("serve")(serve_command)
 app.command("embed")(embed_command)
+app.command("transcribe")(transcribe_command)
 app.command("list")(list_command)
 app.command("pull")(pull_command)
 app.command("rm")(rm_command)

@@ -87,7 +87,9 @@ def pull_command(
     from mlcpipe.bundle import read_manifest
     from mlcpipe.support.generated import shell_word
 
-    verb, text = ("chat", "") if read_manifest(bundle).model.embedding is None else ("embed", ' "a text"')
+    about = read_manifest(bundle).model
+    verb, text = ("chat", "") if about.embedding is None else ("embed", ' "a text"')
+    verb = "transcribe FILE --model" if about.speech is not None else verb
     options = {"device": None if device == AUTO else device, "target": target, "quantization": quantization}
     words = [f"--{name} {shell_word(value)}" for name, value in options.items() if value is not None]
     words += ["--best"] * best

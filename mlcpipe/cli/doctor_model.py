@@ -13,7 +13,7 @@ from mlcpipe.host.bandwidth import last_cache_bytes
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import free_memory
 from mlcpipe.loading import bundle_of
-from mlcpipe.support.defaults import CHAT, EMBED, LOCAL_TARGET
+from mlcpipe.support.defaults import CHAT, EMBED, LOCAL_TARGET, TRANSCRIBE
 from mlcpipe.support.generated import shell_word
 from mlcpipe.support.progress import console_progress
 
@@ -114,12 +114,15 @@ def _opened(path: Path) -> Checkpoint:
 def _judged(model: str, checkpoint: Checkpoint, download: Download | None, progress: Progress) -> ModelReport:
     from mlcpipe.compiler.embedding import embedding_info
     from mlcpipe.compiler.preflight import Purpose
+    from mlcpipe.sound import hears
 
     does, task = "chats", CHAT
     try:
         with naming(model, checkpoint.path, checkpoint.folder):
             if (embedding := embedding_info(checkpoint)) is not None:
                 does, task = ("reranks" if embedding.task == "rerank" else "embeds texts"), EMBED
+            if hears(checkpoint.config):
+                does, task = "turns sound into text", TRANSCRIBE
             try:
                 Purpose(LOCAL_TARGET, task=task, title=model).check(checkpoint, download)
             except TemplateError as error:
@@ -127,7 +130,9 @@ def _judged(model: str, checkpoint: Checkpoint, download: Download | None, progr
                 Purpose(LOCAL_TARGET, title=model).check(checkpoint, download)
     except MlcpipeError as error:
         return ModelReport(model, refused=str(error))
-    first, *others = (_row(name, checkpoint, download, task == EMBED, progress) for name in _quantizations(checkpoint))
+    first, *others = (
+        _row(name, checkpoint, download, task in (EMBED, TRANSCRIBE), progress) for name in _quantizations(checkpoint)
+    )
     rows = first, *sorted(others, key=lambda row: row.weights_bytes)
     return ModelReport(model, str(checkpoint.config["model_type"]), does, quantizations=rows)
 

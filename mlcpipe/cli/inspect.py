@@ -33,7 +33,7 @@ from tir_schedules.step_layout import PAGE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlcpipe.bundle import EmbeddingInfo, Manifest, ModelInfo
+    from mlcpipe.bundle import EmbeddingInfo, Manifest, ModelInfo, SpeechInfo
 
 
 def inspect_command(
@@ -156,6 +156,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("quantization", f"{manifest.quantization}{_schemes(manifest)}, layout {manifest.weight_layout}, "
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
         *([("embeddings", _embedding(model.embedding))] if model.embedding else []),
+        *([("speech", _speech(model.speech))] if model.speech else []),
         *([("draft head", _draft_head(model))] if model.draft_heads or model.eagle else []),
         ("target", f"{target.name}: {target.triple}"),
         ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
@@ -167,6 +168,12 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         *([("measured", f"against {manifest.quality.reference} in {manifest.quality.reference_quantization} on "
                         f"{manifest.quality.text}, variant {manifest.quality.variant}")] if manifest.quality else []),
     ]  # fmt: skip
+
+
+def _speech(info: SpeechInfo) -> str:
+    """What the model hears."""
+    known = f"{len(info.languages)} languages, translates to English" if info.languages else "one language"
+    return f"windows of {info.rows / 50:g} s, {info.mels} bands; {known}"
 
 
 def _embedding(info: EmbeddingInfo) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlcpipe.cli.options import from_fields
-from mlcpipe.cli.serve_embeddings import loaded_embedder, manifest_of, say_ready
+from mlcpipe.cli.serve_embeddings import kind_of, loaded_embedder, loaded_transcriber, manifest_of, say_hears, say_ready
 from mlcpipe.cli.serve_loading import Bundles, load, name_of, prepare
 from mlcpipe.cli.serve_options import AccessLog, ServeOptions
 from mlcpipe.cli.serve_replicas import check_on_host, check_ray, serve_replicas, threads_of_each
@@ -20,7 +20,7 @@ from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
-    from mlcpipe.server.run import Loaded, LoadedEmbedder
+    from mlcpipe.server.run import Loaded, LoadedEmbedder, LoadedTranscriber
 
 _MAX_WARM_BYTES = 4 << 20
 
@@ -31,7 +31,8 @@ def serve_command(options: ServeOptions) -> None:
 
     The paths: `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/models`, `/tokenize`,
     `/detokenize`, `/health`, `/metrics`, and a page at `/`. A model that embeds texts has `/v1/embeddings` or
-    `/v1/rerank` instead of those that answer. Several models are loaded when requests name them.
+    `/v1/rerank` instead of those that answer, one that hears `/v1/audio/transcriptions` and `/v1/audio/translations`.
+    Several models are loaded when requests name them.
 
     Examples:
 
@@ -94,7 +95,7 @@ def serve_command(options: ServeOptions) -> None:
                 say(console, f"{title} on {address}  (Ctrl-C stops the server)")
                 say(console, f"curl {address}/v1/models{header}")
 
-            serve(bound, lambda: several, rules, listening, drain_s, partial(create_app, serves="both"))
+            serve(bound, lambda: several, rules, listening, drain_s, partial(create_app, serves="all"))
             return
         bundles = _prepared(options)
         manifest = manifest_of(bundles.own, **options.for_answers())
@@ -105,7 +106,8 @@ def serve_command(options: ServeOptions) -> None:
             raise UsageError("--allow-remote-images has no effect", expected="a model that sees", found=options.first)
         names = (options.name or name_of(options.first, manifest), *(options.alias or ()))
         on_address = f"{names[0]} on {address}  (Ctrl-C stops the server)"
-        embeds = manifest.model.embedding is not None
+        kind = kind_of(manifest)
+        embeds = kind in ("embed", "rerank")
 
         def load_embedder() -> LoadedEmbedder:
             from mlcpipe import Embedder
@@ -113,6 +115,12 @@ def serve_command(options: ServeOptions) -> None:
             device, threads = engine_device(options.device), options.threads
             embedder = Embedder(bundles.own, context_length=options.context, device=device, threads=threads)
             return loaded_embedder(embedder, names, options.max_queue)
+
+        def load_transcriber() -> LoadedTranscriber:
+            from mlcpipe import Transcriber
+
+            transcriber = Transcriber(bundles.own, device=engine_device(options.device), threads=options.threads)
+            return loaded_transcriber(transcriber, names, options.max_queue)
 
         def load_text() -> Loaded:
             return load(options, bundles, names, texts, namespaces)
@@ -124,7 +132,13 @@ def serve_command(options: ServeOptions) -> None:
             body = '{"messages": [{"role": "user", "content": "Hello"}]}'
             say(console, f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'")
 
-        if options.ray is not None:
+        if kind == "speech":
+            if options.ray is not None or options.context is not None:
+                name = "--context" if options.ray is None else "--ray"
+                raise UsageError(f"{name} has no effect", where=bundles.own, found="a model that hears")
+            hears = partial(say_hears, address=address, key=header)
+            serve(bound, load_transcriber, rules, hears, drain_s, partial(create_app, serves="speech"))
+        elif options.ray is not None:
             loads = load_embedder if embeds else load_text
             serve_replicas(bound, loads, rules, options.ray, drain_s, on_address, embeds=embeds)
         elif embeds:

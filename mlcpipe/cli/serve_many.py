@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from mlcpipe.cli.serve_embeddings import facts_of, loaded_embedder
+from mlcpipe.cli.serve_embeddings import facts_of, kind_of, loaded_embedder, loaded_transcriber
 from mlcpipe.cli.serve_loading import Bundles, load, name_of, prepare
 from mlcpipe.cli.serve_options import ServeOptions
 from mlcpipe.cli.terminal import say, stderr_console
@@ -62,8 +62,7 @@ class CommandModel:
         manifest = read_manifest(bundle)
         check_one_device(bundle, manifest, "a server of several models")
         self._folder, self._card, self._manifest = bundle, None, manifest
-        embedding = manifest.model.embedding
-        self.kind = "text" if embedding is None else "rerank" if embedding.task == "rerank" else "embed"
+        self.kind = kind_of(manifest)
         return manifest
 
     @property
@@ -87,7 +86,7 @@ class CommandModel:
         """Of its bundle, once that is there; kept, as the tokenizer takes a second to read. Raises MlcpipeError."""
         from mlcpipe.runtime.stated_sampling import bundle_sampling
         from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
-        from mlcpipe.server.model_card import encoder_card, text_card
+        from mlcpipe.server.model_card import encoder_card, speech_card, text_card
         from mlcpipe.server.service import DEFAULTS
 
         card, manifest = self._card, self._manifest
@@ -95,8 +94,10 @@ class CommandModel:
             return ModelCard(capabilities=("completion" if self.guess == "text" else "embedding",))
         if card is None:
             folder, model = self._folder, manifest.model
-            tokenizer = open_tokenizer(folder, decodes=model.embedding is None)
-            if model.embedding is not None:
+            tokenizer = open_tokenizer(folder, decodes=self.kind == "text")
+            if self.kind == "speech":
+                card = speech_card(self.about, tokenizer)
+            elif model.embedding is not None:
                 card = encoder_card(self.about, model.embedding.dimensions, tokenizer)
             else:
                 defaults = bundle_sampling(folder, DEFAULTS)
@@ -170,6 +171,13 @@ class CommandModel:
         report.stage("load")
         _freeze()
         options = replace(self._options, context=self._planned.context, sequences=self._planned.sequences)
+        if self.kind == "speech":
+            from mlcpipe import Transcriber
+
+            transcriber = Transcriber(
+                self._bundles.own, device=engine_device(options.device), threads=options.threads, progress=report
+            )
+            return loaded_transcriber(transcriber, self.names, options.max_queue)
         if self.kind != "text":
             from mlcpipe import Embedder
 

@@ -221,7 +221,7 @@ def _convert(
 ) -> dict[str, FileInfo]:
     """Write the weights of a job, quantized by a method. Raises ConfigError for a model that embeds texts."""
     weights, source = job.state.weights, job.checkpoint
-    if text is not None and job.embedding is not None:
+    if text is not None and (job.embedding is not None or job.speech is not None):
         raise ConfigError(
             "a calibration text is for models that write text", where=source.path, found=job.facts.model_type,
             next_step="add --method search --calibration none",
@@ -317,12 +317,13 @@ def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInf
         shutil.copyfile(source.folder / name, folder / name)
     if tokenizer is not None:
         texts = tokenizer.files()
-        config = mlc_config(job, tokenizer, texts)
-        texts[MLC_CONFIG] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        if job.speech is None:  # which MLC's hosts do not know
+            config = mlc_config(job, tokenizer, texts)
+            texts[MLC_CONFIG] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="")
         names += texts
-    if tokenizer is not None and not job.target.in_browsers and job.embedding is None:
+    if tokenizer is not None and not job.target.in_browsers and job.embedding is None and job.speech is None:
         for name, content in text_programs(tokenizer, progress, required=job.target.archive).items():
             (folder / name).write_bytes(content)
             names.append(name)

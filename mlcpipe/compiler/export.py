@@ -22,10 +22,12 @@ from mlcpipe.models import build_model
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.entry_points import entry_points
 from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.speech_model import SpeechModel
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme, kv_dtype
+from mlcpipe.sound import build_speech, hears
 from mlcpipe.support.defaults import KEEP
 from mlcpipe.targets import Target, Variant, compiled_variants
 from mlcpipe.vision import build_tower
@@ -47,7 +49,7 @@ def fitted_target(
 
     WebLLM runs libraries over that cache, the chat page's own engine those over pages. Raises ConfigError.
     """
-    if target.own_pages or encoder:
+    if target.own_pages or encoder or hears(config):
         return target
     pages, model = replace(target, kv_cache="pages"), build_model(config)
     try:
@@ -75,7 +77,10 @@ def prepare_model(
     Raises ConfigError for an unknown dtype, TargetError for one that the kernels do not support.
     """
     wanted = kv_dtype(kv_cache_dtype)
-    model = build_encoder(config) if encoder else build_model(config)
+    if hears(config):
+        _check_hears(target)
+    build = build_speech if hears(config) else build_encoder if encoder else build_model
+    model: LanguageModel = build(config)
     attention = importlib.import_module(f"tir_schedules.{target.kernels}.attention")
     known = attention.ACTIVATION_DTYPES
     if target.activation_dtype not in known:
@@ -128,6 +133,12 @@ def _check_denoises(target: Target, draft_head: DraftHead | None) -> None:
         raise ConfigError("a draft head is for models that write one token after the other", where=draft_head.path)
 
 
+def _check_hears(target: Target) -> None:
+    """Raise TargetError for a target whose hosts do not turn sound into text: Python does, on CPUs."""
+    if target.kernels != "cpu" or target.archive or target.in_browsers:
+        raise TargetError("no speech", where=target.name, expected="a target whose hosts hear, such as cpu")
+
+
 def pictures_of(checkpoint: Checkpoint, target: Target, *, encoder: bool) -> PictureTower | None:
     """The checkpoint's tower, if hosts of the target show pictures to a model: Python's, on CPUs, without a draft head
     of another checkpoint, whose rows no pictures have.
@@ -149,6 +160,8 @@ def output_of(model: LanguageModel) -> str | None:
     """The name of the matrix that the logits are computed from; None for a model that embeds texts."""
     if isinstance(model, TextEncoder):
         return None
+    if isinstance(model, SpeechModel):
+        return "model.decoder.embed_tokens.weight"
     return OUTPUT_NAMES[model.facts.tied]
 
 
@@ -214,12 +227,13 @@ def export(
     rows = min(chunk, max(MAX_BATCH, LOGITS_BYTES // (4 * vocab)))
     if isinstance(model, TextEncoder):
         rows = chunk
-    elif model.stage is None or model.stage.last:
+    elif not isinstance(model, SpeechModel) and (model.stage is None or model.stage.last):
         mask = [] if model.facts.diffusion is None else [model.facts.diffusion.mask]
         no_tokens = [*no_tokens, *((one, one + 1) for one in mask)]
         mod = _with_sampling(mod, target, vocab, no_tokens, blocks=bool(mask))
     tower = model.tower if isinstance(model, CausalLM) else None
     most = {} if tower is None else {**tower.bounds(), "e": chunk}
+    most |= {"t": model.shape.rows} if isinstance(model, SpeechModel) else {}
     return Lowering(
         mod,
         tuple(weight_table(params, target.gathers_rows)),

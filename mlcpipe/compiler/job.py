@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State, VisionInfo
+from mlcpipe.bundle import EagleInfo, EmbeddingInfo, SpeechInfo, State, VisionInfo
 from mlcpipe.bundle.manifest import StageInfo
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.text_tower import with_pictures
@@ -21,10 +21,12 @@ from mlcpipe.compiler.export import (
     prefill_chunk,
     prepare_model,
 )
+from mlcpipe.compiler.speech import speech_info
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.gated_delta import GatedDelta
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
+from mlcpipe.nn.speech_model import SpeechModel
 from mlcpipe.nn.stages import cut
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes import pipeline
@@ -63,6 +65,7 @@ class Job:
     embedding: EmbeddingInfo | None
     eagle: EagleInfo | None = None
     vision: VisionInfo | None = None
+    speech: SpeechInfo | None = None
     library: str = "model"
     stage: StageInfo | None = None
 
@@ -113,8 +116,9 @@ def lower(
         checkpoint.config, target, scheme, kv_cache_dtype, encoder=encoder, draft_head=head, pictures=seen
     )
     checkpoint = checkpoint if seen is None else with_pictures(checkpoint)
-    if adapters and embedding is not None:
-        raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
+    if adapters and (embedding is not None or isinstance(model, SpeechModel)):
+        found = "a model that hears" if embedding is None else "a model that embeds texts"
+        raise ConfigError("adapters are for models that write text", found=found)
     if adapters and model.facts.diffusion is not None:
         raise ConfigError("adapters are for models that write one token after the other", where=checkpoint.name)
     context, most = lengths(model, target, checkpoint, context)
@@ -141,6 +145,7 @@ def lower(
         checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype,
         tuple(model.states()), attention_bytes(model, chunk), embedding, eagle_info(model), vision_info(model),
         stage=stage_info(model),
+        speech=speech_info(model, tokenizer, checkpoint),
     )  # fmt: skip
 
 

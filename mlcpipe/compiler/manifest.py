@@ -141,6 +141,7 @@ def model_info(job: Job) -> ModelInfo:
         embedding=job.embedding,
         vision=job.vision,
         diffusion=f.diffusion,
+        speech=job.speech,
         gathered=tuple(name for weight in job.state.weights for name in weight.gathered_arrays()),
         stage=job.stage,
     )
@@ -234,6 +235,8 @@ def _host_of(job: Job) -> str:
         return "texts"
     if job.stage is not None:
         return "stage"
+    if job.speech:
+        return "speech"
     return "blocks" if job.facts.diffusion else job.target.kv_cache
 
 

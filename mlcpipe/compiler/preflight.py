@@ -22,6 +22,7 @@ from mlcpipe.quantization.packing import method_of
 from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
 from mlcpipe.runtime.text.chat_template import REFUSED
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.sound import hears
 from mlcpipe.support.defaults import ANY, AWQ, CHAT, GPTQ, KEEP
 from mlcpipe.support.disk import check_disk_space, same_disk
 from mlcpipe.targets import Target, load_target
@@ -64,10 +65,10 @@ class Purpose:
         ResourceError for memory and disk.
         """
         embeds = embedding_info(checkpoint) is not None
-        check_task(self.task, self.title or checkpoint.path, embeds=embeds)
+        check_task(self.task, self.title or checkpoint.path, embeds=embeds, hears=hears(checkpoint.config))
         target, recipe = load_target(self.target), self._recipe(checkpoint)
         target = fitted_target(checkpoint.config, target, self.kv_cache_dtype, encoder=embeds)
-        self._check_method(recipe, embeds)
+        self._check_method(recipe, embeds or hears(checkpoint.config))
         model = prepare_model(checkpoint.config, target, recipe.scheme, self.kv_cache_dtype, encoder=embeds)
         if self.task:
             self._check_text(checkpoint, embeds)
@@ -91,9 +92,9 @@ class Purpose:
         given = self.quantization
         return given if isinstance(given, QuantizationRecipe) else load_recipe(checkpoint.quantization(given))
 
-    def _check_method(self, recipe: QuantizationRecipe, embeds: bool) -> None:
+    def _check_method(self, recipe: QuantizationRecipe, others: bool) -> None:
         method_of(recipe.scheme, self.method, tuple(rule.scheme for rule in recipe.rules))
-        if self.method in (AWQ, GPTQ) and embeds:
+        if self.method in (AWQ, GPTQ) and others:
             raise UsageError(
                 f"--method {self.method} needs a model that writes text", where=self.title,
                 next_step="leave it, or --best, out",

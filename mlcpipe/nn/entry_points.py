@@ -7,6 +7,7 @@ from typing import Any
 from mlcpipe.nn import cache_functions, stage_functions, state_functions
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.speech_model import SpeechModel
 from mlcpipe.nn.text_encoder import TextEncoder
 
 
@@ -17,7 +18,7 @@ def entry_points(model: LanguageModel, own_pages: bool) -> dict[str, Any]:
     a prompt, "b" decode rows (one or more of each sequence), "v" verified tokens. The arithmetic of prompts may differ,
     see `passes/mark_prompt_rows.py`.
     """
-    if isinstance(model, TextEncoder):
+    if isinstance(model, (TextEncoder, SpeechModel)):
         return model.spec()
     assert isinstance(model, CausalLM)
     made: Any = state_functions if own_pages else cache_functions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import te, tirx
@@ -81,6 +82,19 @@ class StepStates:
         if "rotate_out" in functions:
             attended = op.tensor_ir_inplace_op(functions["rotate_out"], "rotate_out", [attended], 0, out)
         return op.reshape(attended, (m, of.num_heads * of.v_dim))
+
+    def keep(self, layer: int, of: AttentionSpec, kv: Tensor) -> None:
+        """Store k and v of kv [m, 2 kv_heads, D], which other steps attend to, in the layer's pages."""
+        own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and layer in state.layers)
+        shape = self._model.attention_shape(
+            replace(of, num_heads=0, reads=None), self._windows.index(self._table[own].window)
+        )
+        functions: dict[str, tirx.PrimFunc] = _attention(self.kernels).keep_functions(shape)
+        if "rotate_qkv" in functions:
+            kv = op.tensor_ir_inplace_op(functions["rotate_qkv"], "rotate_qkv", [kv], 0, kv)
+        kind = Tensor.placeholder(self.tensors[own].shape, "int8")
+        arguments = [kv, self.step, self.tensors[own]]
+        self.tensors[own] = op.tensor_ir_inplace_op(functions["store_pages"], "store_pages", arguments, 2, kind)
 
     def of_rows(self, rows: Tensor) -> StepStates:
         """The states for some rows i32[r] of the step, in layers that store nothing; with decode's arithmetic."""
@@ -167,7 +181,7 @@ def copy_pages(model: LanguageModel, pairs: list[Tensor], states: list[Tensor]) 
     table, windows, copied = model.states(), model.windows(), []
     for state, tensor in zip(table, states):
         if state.kind == "pages":
-            func = importlib.import_module(f"tir_schedules.{model.kernels}.attention").copy_pages(state.unit_bytes)
+            func = _attention(model.kernels).copy_pages(state.unit_bytes)
             of, out = pairs[windows.index(state.window)], Tensor.placeholder(tensor.shape, "int8")
             tensor = op.tensor_ir_inplace_op(func, "copy_pages", [of, tensor], 1, out)
         copied.append(tensor)
@@ -183,7 +197,10 @@ def _functions(
     kernels: str, shape: Any, scale: float, window: int, bidirectional: bool = False
 ) -> dict[str, tirx.PrimFunc]:
     """All page functions of the kernels' folder, by role."""
-    made: dict[str, tirx.PrimFunc] = importlib.import_module(f"tir_schedules.{kernels}.attention").page_functions(
-        shape, scale, window, bidirectional
-    )
+    made: dict[str, tirx.PrimFunc] = _attention(kernels).page_functions(shape, scale, window, bidirectional)
     return made
+
+
+def _attention(kernels: str) -> Any:
+    """The attention of the kernels' folder."""
+    return importlib.import_module(f"tir_schedules.{kernels}.attention")

@@ -59,7 +59,7 @@ class Embedder:
         self._bundle = load_bundle(path, context_length, threads, device, progress or SilentProgress())
         self._device, model = self._bundle.device, self.manifest.model
         if model.embedding is None:
-            raise UsageError("the model writes text", where=path, next_step="load it with mlcpipe.Engine")
+            raise UsageError("the model embeds no texts", where=path, next_step="load it with mlcpipe.Engine")
         self.info: EmbeddingInfo = model.embedding
         self._pages = -(-model.prefill_chunk // PAGE) + _SHORT_TEXTS
         self._lock = threading.Lock()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle.memory import one_sequence
+from mlcpipe.bundle.tasks import check_writes
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import ResourceError, UsageError
@@ -45,10 +46,7 @@ class LoadedModel:
     def __init__(self, bundle: LoadedBundle, adapter: Path | None = None, *, drafts: bool = False) -> None:
         self.bundle = bundle
         self._device, self._info = bundle.device, bundle.manifest.model
-        if self._info.embedding is not None:
-            raise UsageError(
-                "the model embeds texts and writes none", next_step="use mlcpipe embed or mlcpipe.Embedder"
-            )
+        check_writes(bundle.manifest)
         packed = None if adapter is None else read_packed(adapter, adapter.name, self._info)
         limits = Limits(
             bundle.context_length, sequences=_SEQUENCES, queue=_QUEUE, decode_rows=_SEQUENCES, step_s=float("inf")

@@ -26,6 +26,7 @@ from mlcpipe.server import (
     scoring,
     stored_responses,
     tokenize,
+    transcriptions,
 )
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
@@ -39,23 +40,24 @@ from mlcpipe.version import __version__
 _OWN = (chat, completions, responses, stored_responses, messages, models, tokenize, prefixes, adapters, health)
 APIS = (*(api.router for api in _OWN), *ollama.ROUTERS, *llama_cpp.ROUTERS)
 EMBEDDING_APIS = (embeddings.router, scoring.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS)
-BOTH_APIS = (*APIS, *(router for router in EMBEDDING_APIS if all(router is not one for one in APIS)))
-Serves = Literal["text", "embeddings", "both"]
+SPEECH_APIS = (transcriptions.router, models.router, health.router)
+ALL_APIS = tuple({id(router): router for router in (*APIS, *EMBEDDING_APIS, *SPEECH_APIS)}.values())
+Serves = Literal["text", "embeddings", "speech", "all"]
 
 
 def create_app(rules: Rules = Rules(), page: Path = PAGE, *, serves: Serves = "text") -> tuple[FastAPI, Guard]:
     """The application, and the guard around it, which the server runs; `page` is the folder of the chat page.
-    A server of embeddings alone has other paths, and no page.
+    A server of embeddings or of speech alone has other paths, and no page.
 
     `app.state.pool` has the models. It is None until a server's single model is loaded; until then requests get 503.
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
     app.state.responses = ResponseStore()
     app.state.pool, app.state.rules, app.state.serves = None, rules, serves
-    for router in {"text": APIS, "embeddings": EMBEDDING_APIS, "both": BOTH_APIS}[serves]:
+    for router in {"text": APIS, "embeddings": EMBEDDING_APIS, "speech": SPEECH_APIS, "all": ALL_APIS}[serves]:
         app.include_router(router)
     open_paths = {*OPEN_PATHS}
-    if serves != "embeddings":
+    if serves in ("text", "all"):
         files = page_router(page)
         app.include_router(files)
         open_paths |= {route.path for route in files.routes}  # type: ignore[attr-defined]
@@ -118,10 +120,15 @@ def _paths(*routers: APIRouter) -> set[str]:
 async def _no_path(request: Request, error: Exception) -> JSONResponse:
     path = request.url.path
     message = f"there is no {request.method} {path[:200]}"
-    if request.app.state.serves == "embeddings" and path in _paths(*APIS):
+    serves = request.app.state.serves
+    if serves == "embeddings" and path in _paths(*APIS):
         message += ": this model embeds texts and writes none"
-    elif request.app.state.serves == "text" and path in _paths(*EMBEDDING_APIS):
+    elif serves == "speech" and path in _paths(*ALL_APIS):
+        message += ": this model turns sound into text; ask /v1/audio/transcriptions"
+    elif serves == "text" and path in _paths(*EMBEDDING_APIS):
         message += ": this model writes text; for embeddings run `mlcpipe serve` with an encoder"
+    elif path in _paths(*SPEECH_APIS):
+        message += ": this model hears nothing; for speech run `mlcpipe serve` with one such as Whisper"
     return await _api_error(request, ApiError(404, message, code="not_found"))
 
 

@@ -14,6 +14,7 @@ from mlcpipe.server.sse import unless_left
 if TYPE_CHECKING:
     from mlcpipe.server.embedding_service import EmbeddingService
     from mlcpipe.server.service import Service
+    from mlcpipe.server.speech_service import SpeechService
 
 
 class Leasing:
@@ -46,7 +47,7 @@ async def text_service(request: Request, model: str | None) -> Service:
 
 
 async def any_service(request: Request, model: str | None) -> Service | EmbeddingService:
-    """The service of any model, until the response is complete. Raises ApiError."""
+    """The service of any model of text, until the response is complete. Raises ApiError."""
     service: Service | EmbeddingService = await _leased(request, model, None)
     return service
 
@@ -60,6 +61,12 @@ async def embedding_service(request: Request, model: str | None) -> EmbeddingSer
 async def rerank_service(request: Request, model: str | None) -> EmbeddingService:
     """The service of a model that scores documents, until the response is complete. Raises ApiError."""
     service: EmbeddingService = await _leased(request, model, "rerank")
+    return service
+
+
+async def speech_service(request: Request, model: str | None) -> SpeechService:
+    """The service of a model that hears, until the response is complete. Raises ApiError."""
+    service: SpeechService = await _leased(request, model, "speech")
     return service
 
 

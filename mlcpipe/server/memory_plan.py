@@ -18,6 +18,7 @@ from mlcpipe.bundle.memory import (
     logits_bytes,
     one_sequence,
     running_bytes,
+    speech_pages,
 )
 from mlcpipe.devices import open_device
 from mlcpipe.devices.base import Device
@@ -78,6 +79,9 @@ class MemoryPlan:
         self._free.setdefault(place, lambda: found.free_memory().nbytes)
         fixed = manifest.memory_plan.weights_bytes + running_bytes(manifest) + beside
         model = manifest.model
+        if model.speech is not None:
+            states = speech_pages(manifest)
+            return Planned(Room(place, fixed + states), model.context_length, 1)
         if model.embedding is not None:
             length = min(context or model.context_length, model.context_length)
             pages = -(-model.prefill_chunk // PAGE) + 64

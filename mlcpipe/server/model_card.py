@@ -14,6 +14,7 @@ from mlcpipe.server.completions import fill_in_ids
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.pooled_model import Model, ModelCard
 from mlcpipe.server.service import Service
+from mlcpipe.server.speech_service import SpeechService
 
 if TYPE_CHECKING:
     from mlcpipe.runtime.sampling_params import SamplingParams
@@ -31,6 +32,8 @@ async def card_of(pool: ModelPool, model: Model) -> ModelCard:
     about = {**service.facts.about, **lengths}
     if isinstance(service, EmbeddingService):
         return encoder_card(about, service.embedder.info.dimensions, service.tokenizer)
+    if isinstance(service, SpeechService):
+        return speech_card(about, service.tokenizer)
     assert isinstance(service, Service)
     return text_card(about, service.facts.defaults, service.tokenizer, sees=service.facts.vision is not None)
 
@@ -38,6 +41,11 @@ async def card_of(pool: ModelPool, model: Model) -> ModelCard:
 def encoder_card(about: Mapping[str, Any], dimensions: int, tokenizer: Tokenizer) -> ModelCard:
     """The card of a model that embeds texts or scores documents."""
     return ModelCard(about, None, dimensions, "", tokenizer.special_tokens, ("embedding",))
+
+
+def speech_card(about: Mapping[str, Any], tokenizer: Tokenizer) -> ModelCard:
+    """The card of a model that hears."""
+    return ModelCard(about, None, None, "", tokenizer.special_tokens, ("transcription",))
 
 
 def text_card(about: Mapping[str, Any], defaults: SamplingParams, tokenizer: Tokenizer, *, sees: bool) -> ModelCard:

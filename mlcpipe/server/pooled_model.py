@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from mlcpipe.server.prefix_store import PrefixFolder
 
 State = Literal["unloaded", "loading", "ready", "unloading", "failed"]
-Kind = Literal["text", "embed", "rerank"]
-MAKES: dict[Kind, str] = {"text": "writes text", "embed": "embeds texts", "rerank": "scores documents"}
-_PATHS: dict[Kind, str] = {"text": "/v1/chat/completions", "embed": "/v1/embeddings", "rerank": "/v1/rerank"}
+Kind = Literal["text", "embed", "rerank", "speech"]
+MAKES: dict[Kind, str] = {
+    "text": "writes text", "embed": "embeds texts", "rerank": "scores documents", "speech": "turns sound into text",
+}  # fmt: skip
+_PATHS: dict[Kind, str] = {
+    "text": "/v1/chat/completions", "embed": "/v1/embeddings", "rerank": "/v1/rerank",
+    "speech": "/v1/audio/transcriptions",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

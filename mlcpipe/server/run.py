@@ -32,6 +32,7 @@ from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.semantic_cache import CachingService, SemanticCache
 from mlcpipe.server.service import Facts, Service
+from mlcpipe.server.speech_service import SpeechEngine, SpeechService
 
 _KEEP_ALIVE_S = 75
 _WAITING = 2048  # backlog of connections
@@ -70,6 +71,23 @@ class LoadedEmbedder:
     def service(self) -> EmbeddingService:
         """The service."""
         return EmbeddingService(self.engine, self.facts, self.max_queue)
+
+    def pool(self) -> ModelPool:
+        """The service alone."""
+        return ModelPool.of(self.service())
+
+
+@dataclass(frozen=True)
+class LoadedTranscriber:
+    """The loaded model of a server of speech."""
+
+    engine: SpeechEngine
+    facts: Facts
+    max_queue: int
+
+    def service(self) -> SpeechService:
+        """The service."""
+        return SpeechService(self.engine, self.facts, self.max_queue)
 
     def pool(self) -> ModelPool:
         """The service alone."""

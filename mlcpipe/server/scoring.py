@@ -175,7 +175,7 @@ async def _scorer(request: Request, model: str | None) -> EmbeddingService:
     models = pool_of(request).models
     if model is None:
         model = next((one.name for kind in ("rerank", "embed") for one in models if one.kind == kind), None)
-    if (known := pool_of(request).find(model)).kind == "text":  # before it is loaded
+    if (known := pool_of(request).find(model)).kind in ("text", "speech"):  # before it is loaded
         raise _not_for_scores(known.name)
     service = await any_service(request, model)
     if not isinstance(service, EmbeddingService):
@@ -184,7 +184,7 @@ async def _scorer(request: Request, model: str | None) -> EmbeddingService:
 
 
 def _not_for_scores(name: str) -> ApiError:
-    return ApiError(400, f"the model {name!r} writes text; score needs an encoder", code="unsupported_task")
+    return ApiError(400, f"the model {name!r} is no encoder; score needs one", code="unsupported_task")
 
 
 def _pairs(body: ScoreBody) -> list[tuple[str, str]]:

@@ -18,4 +18,5 @@ PRUNING_METHODS = ("wanda", "sparsegpt", "heads", "width", "layers")  # mlcpipe/
 PRUNED_RATIO = 0.25  # of the heads, columns or layers
 DISTILL_RECIPE = "distill.toml"  # in a pruned checkpoint
 # What a model is to do: CHAT needs a chat template, WRITE does not; SERVE takes each model with a tokenizer.
-ANY, SERVE, WRITE, CHAT, EMBED = "", "serve", "write", "chat", "embed"
+ANY, SERVE, WRITE, CHAT, EMBED, TRANSCRIBE = "", "serve", "write", "chat", "embed", "transcribe"
+SPEECH_MODEL = "hf://openai/whisper-base"  # of `mlcpipe transcribe`

@@ -99,7 +99,7 @@ LAYERS = (
     ("devices",),
     ("nn",),
     ("models",),
-    ("encoders", "vision"),
+    ("encoders", "vision", "sound"),
     ("checkpoint",),
     ("weights", "tuned"),
     ("passes",),

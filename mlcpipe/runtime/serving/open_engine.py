@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mlcpipe.bundle.memory import engine_bytes, logits_bytes, running_bytes
 from mlcpipe.bundle.states import slot_bytes, windows_of
+from mlcpipe.bundle.tasks import check_writes
 from mlcpipe.devices.base import Device
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
@@ -44,8 +45,7 @@ def open_engine(
     ResourceError if they do not fit, and UsageError for a context that is too short for `context_shift`, or if pages
     cannot be copied.
     """
-    if bundle.manifest.model.embedding is not None:
-        raise UsageError("the model embeds texts and writes none", next_step="use mlcpipe embed or mlcpipe.Embedder")
+    check_writes(bundle.manifest)
     bundles = [one for one in (bundle, draft_model) if one is not None]
     if draft_model is not None:
         check_draft_model(draft_model)

@@ -97,7 +97,7 @@ async def left(app: Any, pool: ModelPool, path: str, body: Any) -> None:
 @pytest.mark.parametrize(("path", "body"), LOADING, ids=str)
 def test_a_client_that_leaves_while_its_model_loads_waits_no_more(path: str, body: Any) -> None:
     async def test() -> None:
-        app, guard = create_app(serves="both")
+        app, guard = create_app(serves="all")
         kinds: tuple[tuple[str, Kind], ...] = (("demo", "text"), ("words", "embed"), ("ranks", "rerank"))
         app.state.pool = pool = ModelPool([Source(*one) for one in kinds], lambda place: 1)
         await left(guard, pool, path, body)

@@ -14,6 +14,7 @@ pages.py           the layout of pages, and views of them
 
 from tir_schedules.cpu.attention.functions import attention as attention
 from tir_schedules.cpu.attention.functions import attention_tiles as attention_tiles
+from tir_schedules.cpu.attention.functions import keep_functions as keep_functions
 from tir_schedules.cpu.attention.functions import page_functions as page_functions
 from tir_schedules.cpu.attention.move_pages import copy_pages as copy_pages
 from tir_schedules.cpu.attention.pages import ACTIVATION_DTYPES as ACTIVATION_DTYPES

@@ -56,6 +56,15 @@ def page_functions(
     return by_hand(attending, "", **facts) | by_hand(rotating, "", **shape.facts)
 
 
+@functools.cache
+def keep_functions(shape: AttentionShape) -> dict[str, tirx.PrimFunc]:
+    """`store_pages`, and `rotate_qkv` where `rotated_dims`, for rows of k and v alone, which have no queries."""
+    made = {"store_pages": store_pages(shape)}
+    if shape.rotated_dims:
+        made["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.row_heads, shape.head_dim)
+    return by_hand(made, "", **shape.facts)
+
+
 def attention_tiles(op: Op, knobs: Knobs) -> Tiles:
     """The tiles of an attention function, with those of the knobs."""
     names = {"max_rows": "attention_rows"}

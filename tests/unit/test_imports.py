@@ -223,8 +223,8 @@ def _foreign(*folders: str) -> set[str]:
 
 def test_what_is_imported_is_declared() -> None:
     for folders, extras in (
-        (("mlcpipe", "tir_schedules"), ("ray", "sign", "vision")),
-        (("tests",), ("ray", "sign", "vision", "cuda", "zig", "dev")),
+        (("mlcpipe", "tir_schedules"), ("ray", "sign", "sound", "vision")),
+        (("tests",), ("ray", "sign", "sound", "vision", "cuda", "zig", "dev")),
     ):
         assert _foreign(*folders) - set().union(*_declared(*extras).values()) == set()
 

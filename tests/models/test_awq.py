@@ -24,7 +24,7 @@ from tests.models import tiny
 BIASED = {"llama": {"attention_bias": True, "mlp_bias": True}}
 CASES = {name: tiny.TinyCase(name, "default", BIASED.get(name, {})) for name in model_types()}
 # The layers of the others fold as those of one of these; they are for `make test-everything`.
-USUAL = ("llama", "phi3", "gemma3_text", "gpt_oss", "minimax")
+USUAL = ("llama", "phi3", "gemma", "gpt_oss")
 FAMILIES = [pytest.param(name, marks=() if name in USUAL else pytest.mark.everything) for name in CASES]
 
 

@@ -181,3 +181,8 @@ def heads_of(op: Op) -> dict[str, Any]:
 def is_bidirectional(op: Op) -> bool:
     """Whether rows see the keys after them, too."""
     return bool(op.facts.get("bidirectional"))
+
+
+def sees_ahead(op: Op) -> bool:
+    """Whether rows of a picture see each other, up to the step's `last_key`."""
+    return bool(op.facts.get("ahead"))

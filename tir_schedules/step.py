@@ -9,6 +9,7 @@ from tir_schedules.step_layout import (
     ADAPTER_BEGIN,
     ADAPTER_END,
     KEYS,
+    LAST_KEY,
     PAGE,
     PLACE,
     POSITION,
@@ -49,6 +50,10 @@ class Step:
     def position(self, row: Expr) -> Expr:
         """The position of a row in its sequence."""
         return self._at(POSITION, row if self.rows is None else self.rows[row])
+
+    def last_key(self, row: Expr) -> Expr:
+        """The position of the last key that a row of a prompt with pictures sees."""
+        return self._at(LAST_KEY, row)
 
     def sequence(self, row: Expr) -> Expr:
         """The sequence of a row."""

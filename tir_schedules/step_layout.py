@@ -39,6 +39,9 @@ SECOND = 15
 # fewer than the row before it in the sequence, and none beyond the 64 keys, counted in whole 64s, that its own is in.
 # It has the number of SECOND, which no text model's step has.
 SEES = 15
+# Only for prompts whose rows of one picture see each other, which have neither of these two. `last_key[n]`: the
+# position of the last key of each row's sequence that the row sees; it does not fall from row to row.
+LAST_KEY = 15
 # TABLES + g: where the table of group g begins. Entry i of a sequence is the page of its tokens 16 i to 16 i + 15; -1
 # where no row of the step sees them.
 TABLES = 16

@@ -277,13 +277,28 @@ class VisionInfo(Frozen):
     mean: Items[float] = Field(description="of a channel, from 0 to 1, subtracted before the division by `std`")
     std: Items[float]
     token: Count = Field(description="of chat templates, in place of a picture")
-    rows: Positive = Field(description="that a call makes, at most")
+    name: str = Field(default="", description="that token's text")
+    row_token: Count | None = Field(default=None, description="of a row's embeddings for each layer; None is `token`")
+    around: Items[str] = Field(default=("", ""), description="texts before and after it")
+    ahead: Literal["", "all", "windows"] = Field(
+        default="", description="layers in which rows of a picture see each other: all of them, or those with windows"
+    )
+    class_token: bool = Field(
+        default=False,
+        description="a call has a row more, whose first patch is a token that all see, the others nothing",
+    )
+    rows: Positive = Field(description="that a call makes, at most, without that one")
     merged: Positive = Field(description="patches of a row")
     numbers: Positive = Field(description="of a patch")
     places: Positive = Field(default=1, description="integers that say where a patch is")
     windows: Count = Field(default=0, description="within which some layers attend, at most, each with its own pages")
     width: Positive = Field(description="numbers of a row")
     page_bytes: Positive
+
+    @property
+    def most(self) -> int:
+        """Rows of a call, at most."""
+        return self.rows + self.class_token
 
 
 MAX_BLOCK = 64

@@ -166,12 +166,12 @@ def tower_bytes(model: ModelInfo) -> int:
     of = model.vision
     if of is None:
         return 0
-    return tower_pages(of) * of.page_bytes + 4 * of.rows * (of.merged * of.numbers + of.width) + PICTURE_ROWS_BYTES
+    return tower_pages(of) * of.page_bytes + 4 * of.most * (of.merged * of.numbers + of.width) + PICTURE_ROWS_BYTES
 
 
 def tower_pages(of: VisionInfo) -> int:
     """Pages of a call of a tower; the last one of each window may not be full."""
-    return -(-of.rows * of.merged // PAGE) + of.windows
+    return -(-of.most * of.merged // PAGE) + of.windows
 
 
 def speech_bytes(model: ModelInfo) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,10 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Location of one tensor. `offset` counts bytes from the start of `file`; `dtype` is as in ml_dtypes."""
+    """Location of one tensor. `offset` counts bytes from the start of `file`; `dtype` is as in ml_dtypes.
+
+    `turned`: the file has the matrix of `shape` with its axes exchanged.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -71,6 +74,7 @@ class TensorInfo:
     file: Path
     offset: int
     nbytes: int
+    turned: bool = field(default=False, kw_only=True)
 
 
 def read_header(path: Path) -> tuple[TensorInfo, ...]:
@@ -127,6 +131,9 @@ def read_float32(info: TensorInfo) -> NDArray[np.float32]:
             found=info.dtype,
             next_step="save the checkpoint in one of these (transformers: model.to(torch.bfloat16))",
         )
+    if info.turned:
+        stored = replace(info, shape=info.shape[::-1], turned=False)
+        return np.ascontiguousarray(read_chunks(stored, _widen).T)
     return read_chunks(info, _widen)
 
 

@@ -204,10 +204,13 @@ def _cached_tokens(model: LanguageModel, target: Target) -> int:
 def prefill_chunk(model: LanguageModel, target: Target, context: int) -> int:
     """Tokens of one prefill call, bounded by the target, the context and, with TVM's cache, the sliding window.
 
-    There, within one window, tokens of a chunk need no window mask between them (gpu/attention/prefill.py).
+    There, within one window, tokens of a chunk need no window mask between them (gpu/attention/prefill.py). A picture
+    whose rows see each other is in one call.
     """
     windows = [of.window for of in model.attentions() if of.window and not target.own_pages]
-    return min(target.limits["max_prefill_chunk"], context, *windows)
+    chunk = min(target.limits["max_prefill_chunk"], context, *windows)
+    tower = model.tower if isinstance(model, CausalLM) else None
+    return max(chunk, tower.info.rows) if tower is not None and tower.info.ahead else chunk
 
 
 def export(

@@ -13,7 +13,7 @@ from mlcpipe.nn import definitions
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.mlp import activation, gated
-from mlcpipe.nn.norm import LayerNorm
+from mlcpipe.nn.norm import LayerNorm, RMSNorm
 from mlcpipe.nn.step_states import StepStates
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin f32[m, head_dim / 2]
@@ -25,7 +25,9 @@ class EncoderSpec:
 
     `gated`: act(gate) * up, else act; `up_first`: the checkpoint's one matrix of both has the rows of up first. Without
     `up_bias` only the last matrix of the MLP has a bias, if `mlp_bias`. Tensors of several names are joined along their
-    rows. Without `quantize` matrices stay in the model's dtype.
+    rows. Without `quantize` matrices stay in the model's dtype. `rms`: of the norms. `out_bias`: of
+    attention's output, also without `attention_bias`. `layer_scale`: vectors that multiply
+    what attention and the MLP add, in layers with norms before.
     """
 
     hidden_size: int
@@ -35,10 +37,13 @@ class EncoderSpec:
     eps: float
     gated: bool = False
     attention_bias: bool = True
+    out_bias: bool = False
     mlp_bias: bool = True
     up_bias: bool = True
     up_first: bool = False
     norm_bias: bool = True
+    rms: bool = False
+    layer_scale: tuple[str, ...] = ()
     quantize: bool = True
     qkv: tuple[str, ...] = ()
     out: tuple[str, ...] = ()
@@ -47,7 +52,13 @@ class EncoderSpec:
     norms: tuple[str, str] = field(default=("", ""))
 
 
-class EncoderLayer(nn.Module):
+class AttendingLayer(nn.Module):
+    """A layer with the facts of its attention."""
+
+    attention: AttentionSpec
+
+
+class EncoderLayer(AttendingLayer):
     """x = norm(x + attention(x)); x = norm(x + mlp(x)): norms after, as in BERT (Devlin et al. 2019)."""
 
     def __init__(self, spec: EncoderSpec, layer: int, window: int | None = None) -> None:
@@ -57,18 +68,17 @@ class EncoderLayer(nn.Module):
         width = spec.intermediate_size * (2 if spec.gated else 1)
         kept: dict[str, Any] = {"quantize": spec.quantize}
         self.qkv = named(Linear(hidden, 3 * hidden, spec.attention_bias, **kept), *spec.qkv)
-        self.out = named(Linear(hidden, hidden, spec.attention_bias, **kept), *spec.out)
+        self.out = named(Linear(hidden, hidden, spec.attention_bias or spec.out_bias, **kept), *spec.out)
         order = np.roll(np.arange(width, dtype=np.int32), spec.intermediate_size) if spec.up_first else None
         self.up = named(Linear(hidden, width, spec.mlp_bias and spec.up_bias, order=order, **kept), *spec.up)
         self.down = named(Linear(spec.intermediate_size, hidden, spec.mlp_bias, **kept), *spec.down)
-        self.attention_norm, self.mlp_norm = (
-            named(LayerNorm(hidden, spec.eps, spec.norm_bias), name) for name in spec.norms
-        )
+        self.attention_norm, self.mlp_norm = (named(_norm(spec), name) for name in spec.norms)
+        self.attention_scale, self.mlp_scale = (_Scale(hidden, name) for name in spec.layer_scale or ("", ""))
 
     def forward(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        _, x = self.attention_norm.of_sum(x, self.attend(x, kv, rotation))
-        return self.mlp_norm.of_sum(x, self.feed(x))[1]
+        _, x = _of_sum(self.attention_norm, x, self.attend(x, kv, rotation))
+        return _of_sum(self.mlp_norm, x, self.feed(x))[1]
 
     def attend(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
         """out(attention(rope(q, k), v)), without rope if `rotation` is None: [m, hidden] -> [m, hidden]."""
@@ -104,8 +114,33 @@ class PreNormEncoderLayer(EncoderLayer):
     def forward(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         normed = x if self.attention_norm is None else self.attention_norm(x)
-        x, normed = self.mlp_norm.of_sum(x, self.attend(normed, kv, rotation))
-        return op.add(x, self.feed(normed))
+        x, normed = _of_sum(self.mlp_norm, x, self.attention_scale(self.attend(normed, kv, rotation)))
+        return op.add(x, self.mlp_scale(self.feed(normed)))
+
+
+def _norm(spec: EncoderSpec) -> LayerNorm | RMSNorm:
+    return RMSNorm(spec.hidden_size, spec.eps) if spec.rms else LayerNorm(spec.hidden_size, spec.eps, spec.norm_bias)
+
+
+def _of_sum(norm: LayerNorm | RMSNorm, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b, and its norm."""
+    if isinstance(norm, LayerNorm):
+        return norm.of_sum(a, b)
+    total = op.add(a, b)
+    return total, norm(total)
+
+
+class _Scale(nn.Module):
+    """The checkpoint's vector of this name times x, x itself without one."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self.weight = nn.Parameter((size,)) if name else None
+        if self.weight is not None:
+            self.weight.attrs["sources"] = [[name]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[m, size] -> [m, size]."""
+        return x if self.weight is None else op.multiply(x, self.weight)
 
 
 def named(part: nn.Module, *names: str) -> nn.Module:

@@ -91,7 +91,8 @@ def _hidden(
     wanted: Tensor | None = None,
     others: tuple[Tensor, Tensor] | None = None,
 ) -> list[Tensor]:
-    kv = step_states.StepStates(model, model.states(), step, states, prefill_rows)
+    ahead = "" if others is None or model.tower is None else model.tower.info.ahead
+    kv = step_states.StepStates(model, model.states(), step, states, prefill_rows, ahead=ahead)
     kv.moved = model.tower is not None and model.tower.layout is not None
     x, added = model.embed(tokens), list[Callable[[Tensor], Tensor]]()
     if others is not None:

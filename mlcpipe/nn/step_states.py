@@ -24,7 +24,8 @@ class StepStates:
     """The states inside a model function. A layer replaces a state that it changes with its value after the step.
 
     `step` is i32[k], `tensors[i]` the one of table[i]. `prefill_rows`: rows are of prompts, else each has decode's
-    arithmetic. `bidirectional`: rows also attend to the keys after them.
+    arithmetic. `bidirectional`: rows also attend to the keys after them, `ahead`: to those of their picture, in the
+    layers that `VisionInfo.ahead` says.
     """
 
     def __init__(
@@ -35,13 +36,14 @@ class StepStates:
         tensors: list[Tensor],
         prefill_rows: bool,
         bidirectional: bool = False,
+        ahead: str = "",
     ) -> None:
         self.step, self.tensors, self.prefill_rows = step, tensors, prefill_rows
         self.rows: Tensor | None = None  # of the step, where it is not all of them
         self.biases: Tensor | None = None  # of scores by head and distance, as `tir_schedules.paged.Heads` has them
         self.moved = False  # RoPE may have rows elsewhere than their keys are, after pictures
         self.layout: Layout | None = None  # RoPE has three positions of each row
-        self._model, self._table, self._bidirectional = model, table, bidirectional
+        self._model, self._table, self._bidirectional, self._ahead = model, table, bidirectional, ahead
         self._windows = windows_of(table) if model.stage is None else model.stage.windows
 
     @property
@@ -63,7 +65,8 @@ class StepStates:
         own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and kept in state.layers)
         picked = self.rows is not None
         shape = self._model.attention_shape(of, self._windows.index(self._table[own].window), picked_rows=picked)
-        functions = _functions(self.kernels, shape, of.score_scale, of.window or 0, self._bidirectional)
+        ahead = self._ahead == "all" or (self._ahead == "windows" and of.window is not None)
+        functions = _functions(self.kernels, shape, of.score_scale, of.window or 0, self._bidirectional, ahead)
         m, pages = qkv.shape[0], self.tensors[own]
         if "rotate_qkv" in functions:
             qkv = op.tensor_ir_inplace_op(functions["rotate_qkv"], "rotate_qkv", [qkv], 0, qkv)
@@ -194,10 +197,12 @@ def pairs_argument(windows: Sequence[int]) -> list[spec.Tensor]:
 
 
 def _functions(
-    kernels: str, shape: Any, scale: float, window: int, bidirectional: bool = False
+    kernels: str, shape: Any, scale: float, window: int, bidirectional: bool, ahead: bool
 ) -> dict[str, tirx.PrimFunc]:
     """All page functions of the kernels' folder, by role."""
-    made: dict[str, tirx.PrimFunc] = _attention(kernels).page_functions(shape, scale, window, bidirectional)
+    made: dict[str, tirx.PrimFunc] = _attention(kernels).page_functions(
+        shape, scale, window, bidirectional, **({"ahead": True} if ahead else {})
+    )
     return made
 
 

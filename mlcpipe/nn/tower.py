@@ -12,7 +12,7 @@ from mlcpipe.bundle.manifest import VisionInfo
 from mlcpipe.bundle.memory import tower_pages
 from mlcpipe.bundle.states import State
 from mlcpipe.nn.attention_spec import AttentionSpec
-from mlcpipe.nn.encoder_layer import EncoderLayer
+from mlcpipe.nn.encoder_layer import AttendingLayer
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
 from mlcpipe.nn.mrope import Layout
 from mlcpipe.nn.rows import write_rows
@@ -40,7 +40,7 @@ class Tower(LanguageModel):
 
     def attentions(self) -> list[AttentionSpec]:
         """As `LanguageModel.attentions`."""
-        return [layer.attention for layer in blocks_of(self.model, EncoderLayer)]
+        return [layer.attention for layer in blocks_of(self.model, AttendingLayer)]
 
     def states(self) -> list[State]:
         """One state for all layers: a layer's keys and values are not needed after it."""
@@ -65,11 +65,11 @@ class Tower(LanguageModel):
 
     def bounds(self) -> dict[str, int]:
         """The most rows of a call, and integers of its step, and of the one after it for windows."""
-        rows, most = self.info.rows * self.info.merged, []
+        rows, most = self.info.most * self.info.merged, []
         for sequences in (1, self.info.windows):
             size = HEADER + 4 * rows + 3 * sequences + 2 + tower_pages(self.info)  # `StepBuffer` has the arrays
             most.append(max(1024, 1 << (size - 1).bit_length()))
-        return {"t": self.info.rows, "step_size": sum(most)}
+        return {"t": self.info.most, "step_size": sum(most)}
 
     def spec(self) -> dict[str, Any]:
         """Argument specifications of `encode_picture`, for `nn.Module.export_tvm`."""

@@ -14,7 +14,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.answer_reader import AnswerReader, CallingText, Reading
 from mlcpipe.runtime.generation import Generation
 from mlcpipe.runtime.model import LoadedModel
-from mlcpipe.runtime.pictures import marked, read_pictures, with_rows
+from mlcpipe.runtime.pictures import completion, marked, read_pictures, with_rows
 from mlcpipe.runtime.response_format import ResponseFormat, form_of
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer
@@ -94,7 +94,10 @@ class AnswerMaker:
         check_roles(plain, template)
         pictures = self.pictures(sources)
         variables |= thinking_variables(template, asked.thinking)
-        tokens = self.tokenizer.encode_chat(prepared, allow_control_tokens=asked.allow_control_tokens, **variables)
+        tokens = self.tokenizer.encode_chat(
+            prepared, allow_control_tokens=asked.allow_control_tokens,
+            completed=completion(sources, self.model.bundle.manifest.model.vision), **variables,
+        )  # fmt: skip
         thinking = thoughts_after(self.tokenizer, template.source, tokens)
         form = None if asked.response_format is None else form_of(asked.response_format)
         grammar = calling.grammar(choice, form, thinking) if choice.tools or form is not None else None

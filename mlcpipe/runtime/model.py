@@ -27,7 +27,7 @@ from mlcpipe.runtime.serving.executor import Forward
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence, State
 from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
-from mlcpipe.vision.processors.picture import Picture
+from mlcpipe.vision.processors.picture import Picture, whole_pictures
 
 # Of the logits that one call gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
 _LOGITS_BYTES = 64 << 20
@@ -195,9 +195,10 @@ class LoadedModel:
         ids = list(tokens) if pictures else self.token_ids(tokens).tolist()
         sequence, pool = self._begun(ids, pictures), self.core.scheduler.pool
         try:
-            for chunk in _split(ids[:begin], self._info.prefill_chunk):
+            ahead = sequence.request.ahead
+            for chunk in _split(ids[:begin], self._info.prefill_chunk, ahead):
                 self._append(sequence, len(chunk), partial(self._prefill, sequence, chunk))
-            for chunk in _split(ids[begin:], min(rows or self.max_logit_rows, self.max_logit_rows)):
+            for chunk in _split(ids[begin:], min(rows or self.max_logit_rows, self.max_logit_rows), ahead):
                 prepare = partial(self._prefill, sequence, chunk, all_rows=True)
                 yield self._read(self._append(sequence, len(chunk), prepare))
         finally:
@@ -332,8 +333,18 @@ class LoadedModel:
             return tvm_runtime.array(self._device.read(tensor))
 
 
-def _split(ids: list[int], size: int) -> list[list[int]]:
-    return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+def _split(ids: list[int], size: int, ahead: bool = False) -> list[list[int]]:
+    """Parts of up to `size` ids; with `ahead` no picture is cut. Raises UsageError for one of more rows."""
+    if not ahead:
+        return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+    parts, begin = [], 0
+    while begin < len(ids):
+        end = whole_pictures(ids, begin, min(begin + size, len(ids)), begin + size)
+        if end == begin:
+            raise UsageError("logits of a picture's rows", expected=f"at most {size} at once", found="more")
+        parts.append(ids[begin:end])
+        begin = end
+    return parts
 
 
 def _summary(ids: NDArray[Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlcpipe.bundle.manifest import VisionInfo
@@ -73,6 +73,14 @@ def read_pictures(sources: Sequence[tuple[str, Any]], info: VisionInfo | None, r
                 next_step="send fewer pictures, start a new conversation, or load with a larger context",
             )  # fmt: skip
     return pictures
+
+
+def completion(sources: Sequence[tuple[str, Any]], info: VisionInfo | None) -> Callable[[str], str]:
+    """What puts a picture's texts around its token in a rendered prompt, where there are pictures and such texts."""
+    if not sources or info is None or not any(info.around):
+        return str
+    whole, name = f"{info.around[0]}{info.name}{info.around[1]}", info.name
+    return lambda text: text.replace(name, whole)
 
 
 def with_rows(tokens: list[int], pictures: Sequence[Picture], tokenizer: Tokenizer) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mlcpipe.bundle.manifest import VisionInfo
 from mlcpipe.errors import UsageError
-from mlcpipe.runtime.pictures import marked, read_pictures, with_rows
+from mlcpipe.runtime.pictures import completion, marked, read_pictures, with_rows
 from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.reasoning import BEGIN, END
 from mlcpipe.runtime.text.thinking import thinking_switch, thoughts_after
@@ -71,7 +71,7 @@ def render(
     if "enable_thinking" in variables and (switch := thinking_switch(tokenizer.chat_template(name))):
         variables = {switch: variables["enable_thinking"], **variables}
     pictures = read_pictures(sources, vision, room)  # first: templates of texts fail where a model sees none
-    tokens = tokenizer.encode_chat(prepared, **{**variables, **extras, **ends})
+    tokens = tokenizer.encode_chat(prepared, completed=completion(sources, vision), **{**variables, **extras, **ends})
     if ending == "continued":
         content = prepared[-1]["content"]
         thinking: Thinking = "open" if content.rfind(BEGIN) > content.rfind(END) else "none"

@@ -164,6 +164,7 @@ def _step(first: int, rows: int, draw: _Draw) -> Array:
         step.TABLES: ids,
         step.ROPE_LENGTH: [end] * rows,
         step.SEQUENCE: [0] * rows,
+        step.LAST_KEY: positions,
     }
     header = np.zeros(step.HEADER, np.int32)
     header[[step.SEQUENCES, step.ROWS]] = 1, rows

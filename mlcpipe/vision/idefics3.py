@@ -14,22 +14,11 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.preprocessor import WHERE, channels, preprocessor_fields
 from mlcpipe.vision.siglip import siglip
 
-_WHERE = "preprocessor_config.json"
 _MOST_PIXELS = 4096  # of a side, after the first resizing
 _FLAGS = ("do_resize", "do_image_splitting")
-# Fields with the values that change nothing here; those of the files' own names, kinds and types do not count.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "do_convert_rgb": (True, None),
-    "do_rescale": (True, None),
-    "do_normalize": (True, None),
-    "do_pad": (True, None),
-    "do_center_crop": (False, None),
-    "rescale_factor": (1 / 255, None),
-    "input_data_format": (None,),
-    "data_format": ("channels_first", None),
-}
 
 
 def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
@@ -42,14 +31,14 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
     side = settings["tile"] // body.patch
     if side % scale or side != body.side:
         raise ConfigError(
-            "field max_image_size", where=_WHERE, found=settings["tile"],
+            "field max_image_size", where=WHERE, found=settings["tile"],
             expected=f"pixels that make {body.side} patches of {body.patch} in a row, a multiple of {scale}",
         )  # fmt: skip
     info = VisionInfo(
         processor="idefics3",
         settings={**settings, "patch": body.patch, "merge": scale},
-        mean=_channels(preprocessor, "image_mean"),
-        std=_channels(preprocessor, "image_std"),
+        mean=channels(preprocessor, "image_mean"),
+        std=channels(preprocessor, "image_std"),
         token=fields.integer("image_token_id", 128257, low=0),
         rows=(side // scale) ** 2,
         merged=scale * scale,
@@ -62,22 +51,16 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
 
 def _settings(preprocessor: Mapping[str, Any]) -> dict[str, int]:
     """The settings of a preprocessor_config.json. Raises ConfigError for a field that is not honoured."""
-    fields = Fields(preprocessor, _WHERE)
-    fields.refuse(**_NEUTRAL)
-    tile = Fields(fields.table("max_image_size"), f"{_WHERE} max_image_size").integer("longest_edge", 364, high=4096)
-    longest = Fields(fields.table("size"), f"{_WHERE} size").integer("longest_edge", 4 * 364, high=_MOST_PIXELS)
+    fields = preprocessor_fields(preprocessor, do_pad=(True, None))
+    tile = Fields(fields.table("max_image_size"), f"{WHERE} max_image_size").integer("longest_edge", 364, high=4096)
+    longest = Fields(fields.table("size"), f"{WHERE} size").integer("longest_edge", 4 * 364, high=_MOST_PIXELS)
     for name in ("size", "max_image_size"):
         if others := set(fields.table(name)) - {"longest_edge"}:
-            raise ConfigError(f"field {name}", where=_WHERE, expected="longest_edge alone", found=sorted(others)[0])
+            raise ConfigError(f"field {name}", where=WHERE, expected="longest_edge alone", found=sorted(others)[0])
     settings: dict[str, int] = {"tile": tile, "longest": longest}
     settings["resample"] = fields.integer("resample", 1, low=0, high=5)
     settings |= {name: int(fields.flag(name, True)) for name in _FLAGS}
     return settings
-
-
-def _channels(preprocessor: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    fields = Fields(preprocessor, _WHERE)
-    return tuple(fields.numbers(name, 3)) if fields.get(name) is not None else (0.5, 0.5, 0.5)
 
 
 class _Connector(nn.Module):

@@ -71,7 +71,7 @@ class Siglip(nn.Module):
     """Embeddings, layers and final norm; `patch` pixels, a table of side * side places."""
 
     def __init__(self, spec: EncoderSpec, count: int, patch: int, side: int) -> None:
-        self.patch, self.side = patch, side
+        self.patch, self.side, self.eps = patch, side, spec.eps
         self.embeddings = _Embeddings(spec.hidden_size, patch, side)
         self.encoder = _Layers(spec, count)
         self.post_layernorm = LayerNorm(spec.hidden_size, spec.eps)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,18 @@ from tests.kernels.cases.cpu.page_attention import (
     sequence,
     store_call,
 )
-from tests.kernels.harness import KINDS, Array, adversarial, assert_outputs, compile_together, tensors, unwritten
-from tir_schedules.cpu.attention import PAGE, AttentionShape
+from tests.kernels.harness import (
+    KINDS,
+    Array,
+    adversarial,
+    assert_outputs,
+    assert_within,
+    compile_together,
+    tensors,
+    unwritten,
+)
+from tir_schedules.cpu.attention import PAGE, AttentionShape, page_functions
+from tir_schedules.step_layout import LAST_KEY
 
 SHAPES = (
     (AttentionShape(8, 2, 64, "float16"), 0),
@@ -107,6 +119,40 @@ def test_a_prompt_is_the_same_beside_others(kernel: PageKernel) -> None:
     together = attend(kernel, parts)
     for i, part in enumerate(parts):
         np.testing.assert_array_equal(attend(kernel, [part], seed=i)[0], together[i])
+
+
+PICTURES = ((20, 84), (100, 130))  # the first and the end of their rows
+
+
+@pytest.mark.parametrize("kernel", MANY[:2])
+def test_rows_of_a_picture_see_each_other(kernel: PageKernel) -> None:
+    """Up to the step's last keys, in any chunks that cut none; other rows have the bits of a prompt without."""
+    shape, name = replace(kernel.shape, page_group=int(kernel.window > 0)), f"{kernel.symbol}_ahead"
+    role = page_functions(shape, kernel.scale, kernel.window, ahead=True)["attend_many"]
+    ahead = compile_together({name: role})[name]
+    (prompt,) = sequences(kernel, 150)
+    (plain,) = attend(kernel, [Part(prompt, 0, 150)])
+    last = np.arange(150)
+    for begin, end in PICTURES:
+        last[begin:end] = end - 1
+
+    def seeing(*parts: tuple[int, int]) -> Array:
+        given = batch(kernel, [Part(prompt, begin, end) for begin, end in parts])
+        integers = np.concatenate([given.integers, *(last[begin:end] for begin, end in parts)]).astype(np.int32)
+        integers[LAST_KEY] = len(given.integers)
+        values = tensors(attend_args(kernel.shape, dataclasses.replace(given, integers=integers)))
+        ahead(*values)
+        return values[-1].numpy()
+
+    found = seeing((0, 150))
+    k, v = prompt.kept_k.values(), prompt.kept_v.values()
+    for i in range(150):
+        seen = slice(max(0, i + 1 - kernel.window) if kernel.window else 0, last[i] + 1)
+        assert_within(found[i], *reference(kernel.shape, prompt.q[i], k[seen], v[seen], kernel.scale), f"row {i}")
+    np.testing.assert_array_equal(found[:20], plain[:20])
+    np.testing.assert_array_equal(found[131:], plain[131:])
+    np.testing.assert_array_equal(seeing((0, 20), (20, 84), (84, 101)), found[:101])
+    np.testing.assert_array_equal(seeing((50, 84), (110, 150)), np.concatenate([found[50:84], found[110:150]]))
 
 
 @pytest.mark.parametrize("of_v", [0, 1], ids=["key", "value"])

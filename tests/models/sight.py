@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def write(folder: Path, *, template: str = TEMPLATE, **vision: Any) -> Any:
     return model
 
 
-def write_tokenizer(folder: Path, template: str = TEMPLATE, special: tuple[str, ...] = SPECIAL) -> None:
+def write_tokenizer(folder: Path, template: str = TEMPLATE, special: Sequence[str] = SPECIAL) -> None:
     """Every byte is a token, then come `<end>` and `special` ones."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from mlcpipe.runtime.serving.sequence import Sequence
 from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
+from mlcpipe.vision.processors.picture import last_keys
 from tir_schedules.step_layout import (
     ADAPTER_BEGIN,
     ADAPTER_END,
     HEADER,
     KEYS,
+    LAST_KEY,
     PAGE,
     PLACE,
     POSITION,
@@ -51,7 +53,7 @@ def prefill_spans(rows: Iterable[PrefillRows]) -> list[Span]:
     return [Span(one.sequence, one.begin, one.rows) for one in rows]
 
 
-_NONE = (-1, 0, 0, 0, False, False, False, False, False)
+_NONE = (-1, 0, 0, 0, False, False, False, False, False, False)
 
 
 class StepBuffer:
@@ -62,15 +64,18 @@ class StepBuffer:
         self._shape = _NONE
         self._parts: dict[int, NDArray[np.int32]] = {}
 
-    def fill(self, spans: list[Span]) -> NDArray[np.int32]:
-        """The step of these rows, valid until the next call. It grows by powers of two, so that few launches differ."""
+    def fill(self, spans: list[Span], *, ahead: bool = False) -> NDArray[np.int32]:
+        """The step of these rows, valid until the next call. It grows by powers of two, so that few launches differ.
+
+        `ahead`: rows of a picture see each other.
+        """
         rows, entries = sum(span.rows for span in spans), sum(len(span.sequence.tables[0]) for span in spans)
         groups, slots = len(spans[0].sequence.tables), spans[0].sequence.next_slot >= 0
         drafts = slots and any(span.sequence.row_slots for span in spans)
         adapters = any(span.sequence.request.adapter for span in spans)
         moved = any(span.sequence.moved is not None for span in spans)
         blocks = spans[0].sequence.request.denoising is not None
-        shape = len(spans), rows, entries, groups, slots, drafts, adapters, moved, blocks
+        shape = len(spans), rows, entries, groups, slots, drafts, adapters, moved, blocks, ahead
         if shape != self._shape:
             self._shape = _NONE  # in case Ctrl-C interrupts what follows
             self._lay_out(*shape)
@@ -88,6 +93,8 @@ class StepBuffer:
             if drafts:
                 slots_of_rows = span.sequence.row_slots[: span.rows - 1]
                 parts[SLOT_OF_ROW][row - span.rows : row] = slots_of_rows + [-1] * (span.rows - len(slots_of_rows))
+            if ahead:
+                parts[LAST_KEY][row - span.rows : row] = last_keys(span.sequence.tokens, span.begin, span.rows)
         return self._data
 
     def _lay_out(
@@ -101,13 +108,14 @@ class StepBuffer:
         adapters: bool,
         moved: bool,
         blocks: bool,
+        ahead: bool,
     ) -> None:
         """Write the header of `count` sequences, `rows` rows and `entries` pages of a group, and set the parts.
 
         Header, then: position[n], place[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
         and the table[t] of each group. With states in slots: slot_read[S], slot_write[S], and with drafts
         slot_of_row[n]. Where a row has an adapter: adapter_begin[n], adapter_end[n]. Where RoPE has rows elsewhere:
-        rope_position[3, n]. With blocks: sees[n].
+        rope_position[3, n]. With blocks: sees[n]. With `ahead`: last_key[n].
         """
         sizes = {POSITION: rows, PLACE: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
         sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1}
@@ -117,6 +125,7 @@ class StepBuffer:
         sizes |= {ADAPTER_BEGIN: rows, ADAPTER_END: rows} if adapters else {}
         sizes |= {ROPE_POSITION: 3 * rows} if moved else {}
         sizes |= {SEES: rows} if blocks else {}
+        sizes |= {LAST_KEY: rows} if ahead else {}
         if (size := HEADER + sum(sizes.values())) > len(self._data):
             self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)
         header = self._data[:HEADER]

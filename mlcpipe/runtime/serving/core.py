@@ -80,10 +80,11 @@ class Core:
         scored = _SCORED_BYTES // (4 * model.vocab_size)
         self.denoising = None if model.diffusion is None else Denoising.of(model.diffusion)
         self.bundle, self.units, self.sampler = bundle, units, Sampler(bundle)
+        uncut = model.vision.rows if model.vision is not None and model.vision.ahead else 0
         self.limits = replace(
             limits,
             context=min(limits.context, bundle.context_length, units.pages[0] * PAGE),
-            prefill_chunk=min(limits.prefill_chunk, model.prefill_chunk),
+            prefill_chunk=min(max(limits.prefill_chunk, uncut), model.prefill_chunk),
             decode_rows=min(limits.decode_rows, model.max_batch),
             sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,

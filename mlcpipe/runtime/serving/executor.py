@@ -194,7 +194,8 @@ class Executor:
             not wanted.size
         ):  # kernels need a row: a GPU's cannot launch without, a CPU's would read the row before the first
             wanted = np.zeros(1, np.int32)
-        integers = self._step.fill(prefill_spans(rows))
+        ahead = bool(seen) and self.pictures is not None and self.pictures.info.ahead != ""
+        integers = self._step.fill(prefill_spans(rows), ahead=ahead)
         if self.earlier is not None:
             before = self.earlier.prepare("prefill", tokens, integers)
             launch = self._after(before, self._prefill, (self._device.tensor(wanted),), integers)

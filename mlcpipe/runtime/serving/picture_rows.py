@@ -21,7 +21,7 @@ from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from mlcpipe.runtime.serving.step import PrefillRows
 from mlcpipe.vision.processors.picture import Floats, Ints, Picture, picture_row
-from tir_schedules.step_layout import PAGE, SECOND
+from tir_schedules.step_layout import KEYS, PAGE, SECOND
 
 
 class PictureRows:
@@ -38,13 +38,14 @@ class PictureRows:
         processor = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}")
         self._patches, self._windows = processor.patches, getattr(processor, "windows", None)
         self._kept: OrderedDict[tuple[int, int], Floats] = OrderedDict()
+        self._room = PICTURE_ROWS_BYTES // (4 * info.width)  # rows
         self.encoded = self.queries = self.hits = 0  # tiles since the start: computed, asked for, and found computed
         self.rows, self.seconds = 0, 0.0  # that they have, and that they took
         self._step = StepBuffer()
         with self._device.errors():
             handle = self._device.handle
             self._pages = tvm_ffi.convert([tvm_runtime.empty((tower_pages(info), info.page_bytes), "int8", handle)])
-            self._out = tvm_runtime.empty((info.rows, info.width), "float32", handle)
+            self._out = tvm_runtime.empty((info.most, info.width), "float32", handle)
 
     def encode(self, rows: Iterable[PrefillRows]) -> None:
         """Compute the tiles that a prefill needs and that are not kept."""
@@ -64,7 +65,8 @@ class PictureRows:
         There is at least one row: kernels take no empty tensors.
         """
         given = list(chain.from_iterable(_tokens(one) for one in rows))
-        ids = np.array([token if token >= 0 else self.info.token for token in given], np.int32)
+        own = self.info.token if self.info.row_token is None else self.info.row_token
+        ids = np.array([token if token >= 0 else own for token in given], np.int32)
         places, found = np.full(len(given), -1, np.int32), list[Floats]()
         for at, (sequence, token) in enumerate((one.sequence, t) for one in rows for t in _tokens(one)):
             if token < 0:
@@ -77,10 +79,10 @@ class PictureRows:
         picture = sequence.request.pictures[number]
         tile, at = picture.tile_of(row)
         if (rows := self._kept.get((number, tile))) is None:
-            rows = self._encoded(picture, tile)
-            self._kept[number, tile] = rows
-            while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > PICTURE_ROWS_BYTES:
-                self._kept.popitem(last=False)
+            rows = self._kept[number, tile] = self._encoded(picture, tile)
+            self._room -= len(rows)
+            while self._room < 0 and len(self._kept) > 1:
+                self._room += len(self._kept.popitem(last=False)[1])
         self._kept.move_to_end((number, tile))
         kept: Floats = rows[at]
         return kept
@@ -90,6 +92,8 @@ class PictureRows:
         patches, places = self._patches(picture.tiles[tile], self.info)
         device, rows_of_it = self._device, len(patches)
         step = self._step_of([rows_of_it * self.info.merged])
+        if self.info.class_token:
+            step[step[KEYS]] -= self.info.merged - 1
         if self._windows is not None:
             step[SECOND] = len(step)
             step = np.concatenate([step, self._step_of(self._windows(picture.tiles[tile], self.info))])
@@ -97,8 +101,8 @@ class PictureRows:
             inputs: list[NDArray[np.float32] | Ints] = [patches, places, step]
             out = tvm_runtime.view(self._out, (rows_of_it, self.info.width))
             self._encode(*map(device.tensor, inputs), out, self._pages, self._bundle.params)
-            rows: Floats = tvm_runtime.array(device.read(out)).copy()
-        self.encoded, self.rows = self.encoded + 1, self.rows + rows_of_it
+            rows: Floats = tvm_runtime.array(device.read(out))[: rows_of_it - self.info.class_token].copy()
+        self.encoded, self.rows = self.encoded + 1, self.rows + len(rows)
         self.seconds += time.monotonic() - began
         if not np.isfinite(rows).all():
             raise ComputeError(

@@ -23,6 +23,7 @@ from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence, State
 from mlcpipe.runtime.serving.step import NOT_DRAWN, DecodeRows, Event, PrefillRows, Step, accepted
 from mlcpipe.runtime.serving.waiting import level
+from mlcpipe.vision.processors.picture import whole_pictures
 from tir_schedules.step_layout import PAGE
 
 PATIENCE_S = 2.0  # for which shorter prompts may be served before a long one
@@ -288,7 +289,14 @@ class Scheduler:
                 end = max(end, begin + min(rows, PAGE))
         else:
             end = self.tree.checkpoint_before(begin, end)
-        count = self._reserve_some(step, sequence, end - begin) if end > begin else 0
+        least = 0
+        if sequence.request.ahead:
+            room = self.limits.prefill_chunk - sum(one.rows for one in step.prefill)
+            end = whole_pictures(sequence.tokens, begin, end, begin + room)
+            least = whole_pictures(sequence.tokens, begin, min(end, begin + 1), end) - begin
+        count = self._reserve_some(step, sequence, end - begin, least) if end > begin else 0
+        if count and sequence.request.ahead:
+            count = whole_pictures(sequence.tokens, begin, begin + count, begin + count) - begin
         if count:
             ends = begin + count == len(sequence.tokens)
             drawing = (sequence, *self.admission.same_prompt(sequence)) if ends else ()
@@ -304,12 +312,14 @@ class Scheduler:
             step.decode.append(DecodeRows(sequence, tokens, int(count == sequence.left)))
         return count
 
-    def _reserve_some(self, step: Step, sequence: Sequence, rows: int) -> int:
-        """Reserve pages for `rows` rows, or fewer, or none if answers took those promised to a prompt -> how many."""
+    def _reserve_some(self, step: Step, sequence: Sequence, rows: int, least: int = 0) -> int:
+        """Reserve pages for `rows` rows, or fewer but `least`, or none if answers took those promised to a prompt ->
+        how many.
+        """
         admission = self.admission
         while rows and not self.tree.reserve(sequence, rows):
-            if rows > PAGE:
-                rows = (rows - 1) // PAGE * PAGE
+            if rows > max(PAGE, least):
+                rows = max(least, (rows - 1) // PAGE * PAGE)
             elif step.decode or step.prefill or not admission.preempt_for(sequence):
                 return 0
         return rows

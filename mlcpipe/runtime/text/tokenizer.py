@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -103,19 +103,26 @@ class Tokenizer:
         return self.with_rows(self._encoding(self.library, text, add_special_tokens).ids)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], /, *, allow_control_tokens: bool = False, **extras: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        allow_control_tokens: bool = False,
+        completed: Callable[[str], str] = str,
+        **extras: Any,
     ) -> list[int]:
         """Token ids of a conversation: `extras` go to the chat template, as in `ChatTemplate.render`.
 
         A control token that is written in a message or in an extra is encoded as text, unless
-        `allow_control_tokens`. Without one the ids equal those of transformers. Raises TemplateError, UsageError,
+        `allow_control_tokens`. What the template wrote is `completed` first. Without one the ids equal those of
+        transformers. Raises TemplateError, UsageError,
         and what `encode` raises.
         """
         template = self.chat_template(self.template_name(extras.get("tools")))
         if allow_control_tokens:
-            return self.encode(template.render(messages, **extras))
+            return self.encode(completed(template.render(messages, **extras)))
         marked, stand_ins = template.render_marked(messages, self.marks, **extras)
-        return self.with_rows(self.literal.encode(marked, stand_ins))
+        return self.with_rows(self.literal.encode(completed(marked), stand_ins))
 
     def check_length(self, chars: int) -> None:
         """Raises LongTextError for a text of more characters than `encode` takes."""

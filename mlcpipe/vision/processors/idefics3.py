@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle.manifest import VisionInfo
-from mlcpipe.vision.processors.picture import Floats, Ints, Picture, normalized
+from mlcpipe.vision.processors.picture import Floats, Ints, Picture
+from mlcpipe.vision.processors.pixels import resized, square_places, squares
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -23,16 +24,16 @@ def prepare(image: Image.Image, info: VisionInfo) -> Picture:
     of = info.settings
     tile, resample = of["tile"], of["resample"]
     if of["do_resize"]:
-        image = _resized(image, *_longest_side(image.height, image.width, of["longest"]), resample)
+        image = resized(image, *_longest_side(image.height, image.width, of["longest"]), resample)
     rows = columns = 0
     if of["do_image_splitting"]:
-        image = _resized(image, *_whole_tiles(image.height, image.width, tile), resample)
+        image = resized(image, *_whole_tiles(image.height, image.width, tile), resample)
         if image.height > tile or image.width > tile:
             rows, columns = image.height // tile, image.width // tile
     pixels = np.asarray(image)
     tiles = [pixels[r * tile : (r + 1) * tile, c * tile : (c + 1) * tile] for r in range(rows) for c in range(columns)]
     if rows or not of["do_image_splitting"]:
-        image = _resized(image, tile, tile, resample)
+        image = resized(image, tile, tile, resample)
     return Picture(info, (*tiles, np.asarray(image)), _layout(rows, columns, info.rows))
 
 
@@ -41,14 +42,8 @@ def patches(tile: NDArray[np.uint8], info: VisionInfo) -> tuple[Floats, Ints]:
 
     Patches of a row of the result lie in a square, row by row; a patch is [3, pixel row, pixel column].
     """
-    of = info.settings
-    patch, merge = of["patch"], of["merge"]
-    side = tile.shape[0] // patch
-    pixels = normalized(tile[: side * patch, : side * patch], info.mean, info.std)
-    parts = pixels.reshape(side // merge, merge, patch, side // merge, merge, patch, 3)
-    rows = parts.transpose(0, 3, 1, 4, 6, 2, 5).reshape(info.rows, info.merged * info.numbers)
-    square = _places(side).reshape(side // merge, merge, side // merge, merge).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(rows), np.ascontiguousarray(square.reshape(info.rows, info.merged))
+    side = tile.shape[0] // info.settings["patch"]
+    return squares(tile, info), square_places(_places(side).reshape(side, side), info.settings["merge"])
 
 
 def _places(side: int) -> Ints:
@@ -94,9 +89,3 @@ def _whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
         return math.ceil(int(width / ratio) / tile) * tile, width
     height = math.ceil(height / tile) * tile
     return height, math.ceil(int(height * ratio) / tile) * tile
-
-
-def _resized(image: Image.Image, height: int, width: int, resample: int) -> Image.Image:
-    from PIL import Image as images
-
-    return image.resize((width, height), images.Resampling(resample))

@@ -69,6 +69,33 @@ def picture_row(token: int) -> tuple[int, int]:
     return ~token >> _ROW_BITS, ~token & (1 << _ROW_BITS) - 1
 
 
+def last_keys(tokens: Sequence[int], begin: int, count: int) -> Ints:
+    """The last position that each of `count` tokens from `begin` on sees, i32[count]: its own, or of a picture whose
+    rows see each other the last one of these tokens.
+    """
+    of_picture = np.fromiter((token < 0 for token in tokens[begin : begin + count]), bool, count)
+    own = np.arange(count, dtype=np.int32)
+    after = np.minimum.accumulate(np.where(of_picture, np.int32(count), own)[::-1])[::-1]
+    found: Ints = np.where(of_picture, after - 1, own) + np.int32(begin)
+    return found
+
+
+def whole_pictures(tokens: Sequence[int], begin: int, end: int, most: int) -> int:
+    """`end`, where tokens[begin:end] cut no picture. Else the end of those before it, of the picture if there are
+    none, and `begin` if that is beyond `most`.
+    """
+    if end <= begin or end >= len(tokens) or tokens[end - 1] >= 0 or tokens[end] >= 0:
+        return end
+    first = last = end
+    while first > begin and tokens[first - 1] < 0:
+        first -= 1
+    if first > begin:
+        return first
+    while last < len(tokens) and tokens[last] < 0:
+        last += 1
+    return last if last <= most else begin
+
+
 def ids_of(tokens: list[int], pictures: Sequence[Picture]) -> list[int]:
     """A prompt's tokens of the vocabulary: those of pictures are the token that stands for one."""
     return [token if token >= 0 else pictures[0].info.token for token in tokens] if pictures else tokens

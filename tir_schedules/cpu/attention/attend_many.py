@@ -27,11 +27,12 @@ from tir_schedules.step import Step, step_argument
 
 
 def attend_many(
-    shape: AttentionShape, scale: float, window: int, tiles: Tiles, bidirectional: bool = False
+    shape: AttentionShape, scale: float, window: int, tiles: Tiles, bidirectional: bool = False, ahead: bool = False
 ) -> tirx.PrimFunc:
     """qkv f32[n, row_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, v_dim].
 
-    A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
+    A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it,
+    or if `ahead` up to the step's `last_key`.
     Heads with sinks have their logits in an argument before `out`, f32[heads]; biases of scores are another one. With
     `shape.ahead` a row sees the first keys of its sequence, as many as the step says; there is no window then.
 
@@ -63,7 +64,7 @@ def attend_many(
             queries = value(I.min(per_task, step.row_begin(sequence + 1) - row))
             task = QueryTile(shape, tiles, row, queries, h)
             task.begin(qkv, I.float32(scale))
-            _Blocks(task, step, pages, sequence, queries, window, bidirectional, biases).attend()
+            _Blocks(task, step, pages, sequence, queries, window, bidirectional, ahead, biases).attend()
             task.finish(sinks, out)
 
     return function("attend_many", arguments, body)
@@ -93,6 +94,7 @@ class _Blocks:
     queries: Expr
     window: int
     bidirectional: bool
+    ahead: bool
     biases: Sequence[Buffer] = ()
 
     def attend(self) -> None:
@@ -111,7 +113,8 @@ class _Blocks:
                 panels.widen(page_keys(self.pages, [page], self.task.head, None), i)
             whole = begin + BLOCK <= self._seen_before(first + 1, 0)
             if self.window:
-                whole = I.And(whole, begin >= (first + self.queries if self.bidirectional else keys) - self.window)
+                own = first + self.queries if self.bidirectional or self.ahead else keys
+                whole = I.And(whole, begin >= own - self.window)
             with I.If(value(whole)):
                 with I.Then():
                     state.attend(block_keys, None, used)
@@ -138,6 +141,8 @@ class _Blocks:
                 return I.int32(0), value(self._seen_before(first, r // group) - begin - 1)
             query = value(first + r // group)
             oldest = query - self.window + 1 if self.window else 0
+            if self.ahead:
+                return oldest, value(self.step.last_key(self.task.row0 + r // group) - begin)
             if not self.bidirectional:
                 return oldest, query
             return oldest, value(I.min(query + self.window, keys) - 1) if self.window else keys - 1
@@ -148,8 +153,13 @@ class _Blocks:
             if self.task.shape.ahead:
                 last = I.min((row + size - 1) // group, self.queries - 1)
                 return I.int32(0), value(I.min(self._seen_before(first, last) - begin, keys))
+            if self.ahead:
+                query = I.min((row + size - 1) // group, self.queries - 1)
+                return oldest_page * PAGE, value(self.step.last_key(self.task.row0 + query) + 1 - begin)
             return oldest_page * PAGE, value(I.min(first + (row + size - 1) // group + 1, keys))
 
+        if self.ahead:
+            return BlockPart(seen, reach, I.int32(0))
         if not self.bidirectional:
             return BlockPart(seen, reach, I.max(-first * group, 0) // size)
         hidden = I.max((1 - first - self.window) * group, 0) if self.window else I.int32(0)
@@ -159,6 +169,8 @@ class _Blocks:
         """The keys that a query of the tile, of position end - 1, sees are before this position."""
         if self.task.shape.ahead:
             return self.step.sees(self.task.row0 + query)
+        if self.ahead:
+            return self.step.last_key(self.task.row0 + query) + 1
         if not self.bidirectional:
             return end
         length = self.step.keys(self.sequence)

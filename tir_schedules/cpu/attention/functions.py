@@ -18,7 +18,7 @@ from tir_schedules.cpu.attention.pages import AttentionShape
 from tir_schedules.cpu.attention.rotate import rotate
 from tir_schedules.cpu.attention.store_pages import store_pages
 from tir_schedules.op import Op, by_hand
-from tir_schedules.paged import heads_of, is_bidirectional
+from tir_schedules.paged import heads_of, is_bidirectional, sees_ahead
 from tir_schedules.rule import Knobs, NamedRule, hand_written
 from tir_schedules.step import ATTEND
 
@@ -30,13 +30,14 @@ MANY = Tiles(16, 4, task_rows=128)
 
 @functools.cache
 def page_functions(
-    shape: AttentionShape, scale: float, window: int = 0, bidirectional: bool = False
+    shape: AttentionShape, scale: float, window: int = 0, bidirectional: bool = False, ahead: bool = False
 ) -> dict[str, tirx.PrimFunc]:
     """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
 
     store_pages(qkv, step, pages)       K and V of all rows to their places, before attention; none for `queries_only`
     attend_few(qkv, step, pages, out)   decode rows
-    attend_many(qkv, step, pages, out)  prefill rows; `bidirectional`: of texts whose rows attend to all others
+    attend_many(qkv, step, pages, out)  prefill rows; `bidirectional`: of texts whose rows attend to all others,
+                                        `ahead`: up to the step's `last_key`
     rotate_qkv(qkv), rotate_out(out)    where `rotated_dims`: before `store_pages` and after attention, in place
     """
     attending = {
@@ -46,13 +47,14 @@ def page_functions(
             if shape.distances or shape.ahead
             else {"attend_few": attend_few(shape, scale, window, LATENT if shape.latent else FEW)}
         ),
-        "attend_many": attend_many(shape, scale, window, MANY, bidirectional),
+        "attend_many": attend_many(shape, scale, window, MANY, bidirectional, ahead),
     }
     rotating = {}
     if shape.rotated_dims:
         rotating["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.row_heads, shape.head_dim)
         rotating["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads, shape.v_dim)
-    facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
+    facts = {**shape.facts, "scale": scale, "window": window}
+    facts |= ({"bidirectional": 1} if bidirectional else {}) | ({"ahead": 1} if ahead else {})
     return by_hand(attending, "", **facts) | by_hand(rotating, "", **shape.facts)
 
 
@@ -84,7 +86,7 @@ def attention(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
     scale, window = float(op.facts["scale"]), op.int("window")
     if op.kind == "attend_few":
         return attend_few(shape, scale, window, tiles)
-    return attend_many(shape, scale, window, tiles, is_bidirectional(op))
+    return attend_many(shape, scale, window, tiles, is_bidirectional(op), sees_ahead(op))
 
 
 RULES = (NamedRule("cpu.attention", ATTEND, hand_written(attention)),)

@@ -52,8 +52,10 @@ class SeeingFamily:
         torch.manual_seed(0)
         model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():
-            for parameter in model.parameters():
+            for name, parameter in model.named_parameters():
                 parameter.copy_(torch.randn(parameter.shape) * 0.15 + (parameter.dim() == 1))
+                if name.endswith(("q_norm.weight", "k_norm.weight")):
+                    parameter *= 0.5  # or Gemma 4's scores, which are not scaled, let roundings grow
             for name, buffer in model.named_buffers():
                 for end, value in _BUFFERS.items():
                     if name.endswith(end):

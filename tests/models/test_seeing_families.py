@@ -26,7 +26,16 @@ TOLERANCE = 1e-4
 Seeing = tuple[SeeingFamily, Any, Path, mlcpipe.Engine]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# Of the others CI compares processors alone, in tests/unit/vision.
+OFTEN = ("gemma3", "gemma4")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.full if name in OFTEN else pytest.mark.everything) for name in FAMILIES
+    ],
+)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     """A family, the model of transformers, its checkpoint and an engine."""
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp(request.param)
@@ -86,7 +95,7 @@ def test_prompts_logits_and_steps_are_those_of_transformers(seeing: Seeing) -> N
 
 def test_answers_do_not_depend_on_what_is_beside_them(seeing: Seeing) -> None:
     """Alone, together, in short chunks and after others with a prefix: the same bits, which differ by picture."""
-    _, _, _, engine = seeing
+    engine = seeing[3]
     one, other = sight.noise(60, 96, 1), sight.noise(60, 96, 2)
     asked = [user(one, "a long text " * 9, other, "x"), user(other, one, "y"), user(one, one, "y"), user("text " * 9)]
     prompts = [prompt_of(engine, messages) for messages in asked]
@@ -106,9 +115,12 @@ def test_answers_do_not_depend_on_what_is_beside_them(seeing: Seeing) -> None:
         assert answers(batching, *prompts[::-1]) == alone[::-1]  # of found prefixes
     finally:
         batching.close()
+    vision = engine.manifest.model.vision
+    assert vision is not None
+    chunk = vision.rows + 8 if vision.ahead else 24
     batching = Batching(engine.model.bundle, kv_tokens=2048)
     try:
-        batching._scheduler.limits = dataclasses.replace(batching._scheduler.limits, prefill_chunk=24)
+        batching._scheduler.limits = dataclasses.replace(batching._scheduler.limits, prefill_chunk=chunk)
         assert answers(batching, *prompts) == alone
     finally:
         batching.close()

@@ -21,7 +21,7 @@ from mlcpipe.vision.processors import idefics3
 
 SIZES = [(1, 1), (1, 400), (400, 1), (37, 53), (48, 48), (49, 48), (95, 97), (130, 96), (3, 300), (250, 249)]
 RNG = np.random.default_rng(0)
-RANDOM = [(int(h), int(w)) for h, w in RNG.integers(1, 320, (150, 2))]
+RANDOM = [(int(h), int(w)) for h, w in RNG.integers(1, 320, (60, 2))]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"do_image_splitting": False},

@@ -195,7 +195,7 @@ class LoadedModel:
         ids = list(tokens) if pictures else self.token_ids(tokens).tolist()
         sequence, pool = self._begun(ids, pictures), self.core.scheduler.pool
         try:
-            ahead = sequence.request.ahead
+            ahead = self.core.limits.whole_pictures and bool(pictures)
             for chunk in _split(ids[:begin], self._info.prefill_chunk, ahead):
                 self._append(sequence, len(chunk), partial(self._prefill, sequence, chunk))
             for chunk in _split(ids[begin:], min(rows or self.max_logit_rows, self.max_logit_rows), ahead):

@@ -29,7 +29,8 @@ class SeeingFamily:
     """A whole's config.json and preprocessor_config.json, and its tokens of pictures, from 257 on.
 
     `mark` is what chat templates write for a picture. `processed` gives the inputs of transformers' model for a
-    rendered prompt and its pictures. `names` are those of published tensors, where transformers has others.
+    rendered prompt and its pictures. `spread` is the deviation of random weights, small enough that layers do not let
+    roundings grow. `names` are those of published tensors, where transformers has others.
     """
 
     config: Mapping[str, Any]
@@ -38,6 +39,7 @@ class SeeingFamily:
     mark: str
     processed: Callable[[Path, str, list[Any]], Mapping[str, Any]]
     names: Mapping[str, str] = field(default_factory=dict)
+    spread: float = 0.15
 
     @property
     def template(self) -> str:
@@ -53,7 +55,7 @@ class SeeingFamily:
         model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.copy_(torch.randn(parameter.shape) * 0.15 + (parameter.dim() == 1))
+                parameter.copy_(torch.randn(parameter.shape) * self.spread + (parameter.dim() == 1))
                 if name.endswith(("q_norm.weight", "k_norm.weight")):
                     parameter *= 0.5  # or Gemma 4's scores, which are not scaled, let roundings grow
             for name, buffer in model.named_buffers():
@@ -196,6 +198,7 @@ GEMMA4 = SeeingFamily(
     ("<|image|>", "<|image>", "<image|>"),
     "<|image|>",
     _gemma4,
+    spread=0.1,
 )  # fmt: skip
 GEMMA4_WINDOWS = replace(
     GEMMA4,

@@ -27,7 +27,7 @@ Seeing = tuple[SeeingFamily, Any, Path, mlcpipe.Engine]
 
 
 # Of the others CI compares processors alone, in tests/unit/vision.
-OFTEN = ("gemma3", "gemma4")
+OFTEN = ("gemma3",)
 
 
 @pytest.fixture(

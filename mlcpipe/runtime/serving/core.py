@@ -88,6 +88,7 @@ class Core:
             decode_rows=min(limits.decode_rows, model.max_batch),
             sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,
+            whole_pictures=uncut > 0,
             scored_rows=min(model.prefill_chunk, max(PAGE, scored)),
             masked_rows=min(model.prefill_chunk, max(model.max_batch, scored)),
         )

@@ -13,7 +13,8 @@ class Limits:
     prefill_chunk and decode_rows bound the rows of a forward of each kind. step_s: how long a step may take while
     answers wait for their next token. recompute_above: longer sequences have other frequencies of RoPE, so all tokens
     are recomputed when an answer gets there (longrope). scored_rows bound the rows of a step that all give logits,
-    masked_rows those of masks.
+    masked_rows those of masks. whole_pictures: rows of one picture see each other, so that a step has all of them, or
+    those that are left; it has at most prefill_chunk rows.
     """
 
     context: int
@@ -25,6 +26,7 @@ class Limits:
     recompute_above: int | None = None
     scored_rows: int = 64
     masked_rows: int = 64
+    whole_pictures: bool = False
 
 
 @dataclass

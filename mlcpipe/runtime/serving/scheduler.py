@@ -289,13 +289,13 @@ class Scheduler:
                 end = max(end, begin + min(rows, PAGE))
         else:
             end = self.tree.checkpoint_before(begin, end)
-        least = 0
-        if sequence.request.ahead:
+        least, uncut = 0, self.limits.whole_pictures and bool(sequence.request.pictures)
+        if uncut:
             room = self.limits.prefill_chunk - sum(one.rows for one in step.prefill)
             end = whole_pictures(sequence.tokens, begin, end, begin + room)
             least = whole_pictures(sequence.tokens, begin, min(end, begin + 1), end) - begin
         count = self._reserve_some(step, sequence, end - begin, least) if end > begin else 0
-        if count and sequence.request.ahead:
+        if count and uncut:
             count = whole_pictures(sequence.tokens, begin, begin + count, begin + count) - begin
         if count:
             ends = begin + count == len(sequence.tokens)

@@ -77,11 +77,6 @@ class ScheduledRequest:
     pictures: abc.Mapping[int, Picture] = field(default_factory=dict)
     denoising: Denoising | None = None
 
-    @property
-    def ahead(self) -> bool:
-        """Whether rows of one picture see each other: a forward has all of them, or those that are left of them."""
-        return any(one.info.ahead for one in self.pictures.values())
-
     def __post_init__(self) -> None:
         if not self.tokens:
             raise UsageError("the prompt", expected="at least one token", found="none")

@@ -168,6 +168,29 @@ def test_a_small_pool_of_a_window_serves_long_prompts() -> None:
     assert [one.tokens for one in sequences] == [alone(one.request, groups) for one in sequences]
 
 
+def test_no_step_cuts_a_picture_whose_rows_see_each_other() -> None:
+    """Where steps have few rows, where answers leave few, and where pages are short."""
+    limits = Limits(512, prefill_chunk=64, step_s=0.01, whole_pictures=True)
+    simulation = Simulation((PageGroup(40),), limits)
+    draw = random.Random(5)
+    for at in range(24):
+        tokens = words(draw, 20)
+        for _ in range(draw.randint(1, 3)):
+            number = 64 * draw.randint(1, 6)
+            tokens = [*tokens, *(-number - row for row in range(draw.randint(1, 5), 60)), *words(draw, 9)]
+        simulation.submit(tokens, 1 + at % 7, pictures={1: None})
+    for _ in range(2000):
+        if not simulation.step():
+            break
+    assert len(simulation.ends) == 24
+    assert any(rows.begin for step in simulation.steps for rows in step.prefill)
+    for step in simulation.steps:
+        assert sum(rows.rows for rows in step.prefill) <= 64
+        for rows in step.prefill:
+            tokens, end = rows.sequence.tokens, rows.begin + rows.rows
+            assert end == len(tokens) or tokens[end - 1] >= 0 or tokens[end] >= 0
+
+
 def test_no_step_has_prompts_with_pictures_beside_prompts_with_adapters() -> None:
     """One forward takes pictures and another one adapters; against a stream of one kind the other kind has its turn."""
     simulation = Simulation((PageGroup(400),), Limits(4096, prefill_chunk=256))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlcpipe.bundle import VisionInfo
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.limits import Limits
@@ -14,6 +15,7 @@ from mlcpipe.runtime.serving.page_pool import PageGroup
 from mlcpipe.runtime.serving.scheduler import PATIENCE_S
 from mlcpipe.runtime.serving.sequence import State
 from mlcpipe.runtime.serving.waiting import AGING_S
+from mlcpipe.vision.processors.picture import Picture
 from tests.unit.serving.simulation import COSTS, Simulation, alone, first_token_s, until_running, words
 
 RNG = random.Random(7)
@@ -170,6 +172,11 @@ def test_a_small_pool_of_a_window_serves_long_prompts() -> None:
 
 def test_no_step_cuts_a_picture_whose_rows_see_each_other() -> None:
     """Where steps have few rows, where answers leave few, and where pages are short."""
+    info = VisionInfo(
+        processor="square", settings={}, mean=(0.5,), std=(0.5,), token=1, rows=60, merged=1, numbers=3, width=4,
+        page_bytes=1,
+    )  # fmt: skip
+    picture = Picture(info, (), ())
     limits = Limits(512, prefill_chunk=64, step_s=0.01, whole_pictures=True)
     simulation = Simulation((PageGroup(40),), limits)
     draw = random.Random(5)
@@ -178,7 +185,7 @@ def test_no_step_cuts_a_picture_whose_rows_see_each_other() -> None:
         for _ in range(draw.randint(1, 3)):
             number = 64 * draw.randint(1, 6)
             tokens = [*tokens, *(-number - row for row in range(draw.randint(1, 5), 60)), *words(draw, 9)]
-        simulation.submit(tokens, 1 + at % 7, pictures={1: None})
+        simulation.submit(tokens, 1 + at % 7, pictures={1: picture})
     for _ in range(2000):
         if not simulation.step():
             break

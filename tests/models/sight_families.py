@@ -192,7 +192,7 @@ GEMMA4 = SeeingFamily(
                         "global_head_dim": 32, "hidden_size_per_layer_input": 8, "sliding_window": 32,
                         "vocab_size_per_layer_input": 304},
         "vision_config": {**VIT, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
-                          "position_embedding_size": 256, "use_clipped_linears": True},
+                          "position_embedding_size": 512, "use_clipped_linears": True},
     },
     {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 3, "resample": 3},
     ("<|image|>", "<|image>", "<image|>"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.datastructures import FormData
-from fastapi.exceptions import StarletteHTTPException
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
 
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.speech.decoding import rising
@@ -97,7 +97,7 @@ async def _form(request: Request) -> AsyncIterator[FormData]:
         form = await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES)
     except AssertionError:
         raise ApiError(501, 'forms need the extra: pip install "mlcpipe[sound]"', code="not_installed") from None
-    except (StarletteHTTPException, ValueError, KeyError) as error:
+    except (HTTPException, ValueError, KeyError) as error:
         reason = getattr(error, "detail", error)
         raise ApiError(400, f"the form cannot be read: {str(reason)[:200]}") from None
     try:

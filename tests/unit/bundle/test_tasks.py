@@ -29,5 +29,6 @@ HERE = f"{architecture()}-pc-linux-gnu"
 )
 def test_next_commands(triple: str, task: str | None, command: str) -> None:
     embedding = None if task is None else SimpleNamespace(task=task)
-    manifest: Any = SimpleNamespace(target=SimpleNamespace(triple=triple), model=SimpleNamespace(embedding=embedding))
+    model = SimpleNamespace(embedding=embedding, speech=None)
+    manifest: Any = SimpleNamespace(target=SimpleNamespace(triple=triple), model=model)
     assert next_command(Path("my out"), manifest) == command

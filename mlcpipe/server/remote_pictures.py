@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
@@ -28,17 +29,21 @@ MAX_BYTES = 32 << 20  # of all pictures of a request
 MAX_URLS = 16  # of a request
 MAX_REDIRECTS = 3
 DEADLINE_S = 30.0  # for all pictures of a request
+CONNECT_S = 5.0  # of them, for each address of a host
 AT_ONCE = 4  # requests whose pictures are fetched or decoded
 MAX_WAITING = 64  # requests that wait for that
 _MAX_ADDRESSES = 4  # of a host that are tried
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _REDIRECTS = (301, 302, 303, 307, 308)
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+# Of their own, so that names that resolve slowly, whose threads outlive their requests, hold up nothing else.
+_RESOLVERS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="mlcpipe-resolve")
 
 
 async def resolved(host: str, port: int) -> list[str]:
     """The addresses of a host, as the system finds them. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    loop, kind = asyncio.get_running_loop(), socket.SOCK_STREAM
+    found = await loop.run_in_executor(_RESOLVERS, lambda: socket.getaddrinfo(host, port, type=kind))
     return [*dict.fromkeys(str(each[4][0]) for each in found)]
 
 
@@ -51,6 +56,8 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner:
             return is_public(str(inner))
+        if ip.is_site_local:  # which `is_global` takes for public
+            return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 
@@ -92,7 +99,8 @@ class RemotePictures:
         if self._tls is None:
             self._tls = await asyncio.to_thread(httpx2.create_ssl_context)
         found: dict[str, bytes] = {}
-        async with httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=DEADLINE_S) as client:
+        timeout = httpx2.Timeout(DEADLINE_S, connect=CONNECT_S)
+        async with httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client:
             for where, url in wanted:
                 if url not in found:
                     left = MAX_BYTES - sum(map(len, found.values()))
@@ -109,13 +117,16 @@ class RemotePictures:
                 host, port = parsed.raw_host.decode("ascii"), parsed.port or {"http": 80, "https": 443}[parsed.scheme]
             except (httpx2.InvalidURL, KeyError, ValueError):
                 raise _refusal(where, f"expected a URL of http or https, found {url[:60]!r}") from None
-            if not host or parsed.userinfo or len(url) > MAX_URL_CHARS:
+            if not host or parsed.userinfo or len(url) > MAX_URL_CHARS or port > 65535:
                 message = f"expected a URL of at most {MAX_URL_CHARS} characters with a host, without a password"
                 raise _refusal(where, message)
             reply = await self._reply(client, parsed, await self._addresses(host, port, where), where, most)
             if isinstance(reply, bytes):
                 return reply
-            url = urljoin(url, reply)
+            try:
+                url = urljoin(url, reply)
+            except ValueError:
+                raise _refusal(where, f"expected a redirect to a URL, found {reply[:60]!r}") from None
         raise _refusal(where, f"expected at most {MAX_REDIRECTS} redirects")
 
     async def _addresses(self, host: str, port: int, where: str) -> Sequence[str]:
@@ -145,7 +156,7 @@ class RemotePictures:
                     if response.status_code != 200:
                         raise _refusal(where, f"its server answers with status {response.status_code}")
                     return await _read(response, where, most)
-            except httpx2.ConnectError:
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 continue
             except httpx2.HTTPError as error:
                 raise _refusal(where, f"its server fails: {type(error).__name__}") from None

@@ -82,23 +82,32 @@ class ResponseStore:
     def resolved(self, owner: str, given: Items, most_bytes: int, param: str = "input") -> tuple[Items, int]:
         """Items with those that they refer to in their places, and about how many bytes of JSON these are.
 
-        Raises ApiError for one that is not kept, and where the responses that have them are larger together.
+        Raises ApiError for one that is not kept or comes twice, and where the responses that have them are larger
+        together.
         """
         found, nbytes = list[dict[str, Any]](), 0
+        items: dict[str, dict[str, dict[str, Any]]] = {}  # of each response, by id
+        seen: set[str] = set()
         for index, item in enumerate(given):
             if item.get("type") != "item_reference" and set(item) != {"id"}:
                 found.append(item)
                 continue
             one, where = item.get("id"), f"{param}[{index}]"
             name = self._places.get((owner, one)) if isinstance(one, str) else None
-            if name is None:
+            if name is None or not isinstance(one, str):
                 message = f"{where}: there is no item {str(one)[:100]!r}; send the item itself"
                 raise ApiError(404, message, code="item_not_found", param=where)
-            stored = self.get(owner, name)
-            nbytes += stored.json_bytes
-            if nbytes > most_bytes:
-                raise ApiError(400, f"{where}: the items are too large together; send them themselves", param=where)
-            found.append(next(each for each in _items(stored) if each.get("id") == one))
+            if one in seen:
+                raise ApiError(400, f"{where}: the item {one[:100]!r} is there already; refer to it once", param=where)
+            seen.add(one)
+            if name not in items:
+                stored = self.get(owner, name)
+                nbytes += stored.json_bytes
+                if nbytes > most_bytes:
+                    message = f"{where}: the items are too large together; send them themselves"
+                    raise ApiError(400, message, param=where)
+                items[name] = {each["id"]: each for each in reversed(_items(stored)) if isinstance(each.get("id"), str)}
+            found.append(items[name][one])
         return found, nbytes
 
     def history(self, owner: str, name: str | None, most: int, param: str | None = None) -> tuple[Items, int]:

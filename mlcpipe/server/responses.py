@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 import time
 from typing import Annotated, Any, Literal
@@ -97,20 +98,22 @@ async def responses(
     """Answer a conversation."""
     service = await text_service(request, body.model)
     service.check(body)
-    before, nbytes = _history(request, body)
+    before, nbytes, referred = _history(request, body)
 
-    def prepare() -> tuple[dict[str, Any], Conversation, list[dict[str, Any]], int]:
+    def prepare() -> tuple[dict[str, Any], Conversation, list[dict[str, Any]], int, int]:
         items, frame = items_of(body.input), _frame(body, service)
-        return frame, _conversation(body, before), items, values_of([items, frame])
+        # Items that it refers to are kept with it, though their own response may be deleted.
+        kept_bytes = 2 * body.nbytes + (len(json.dumps(items)) if referred else 0)
+        return frame, _conversation(body, before), items, values_of([items, frame]), kept_bytes
 
-    frame, conversation, items, values = await service.aside(prepare, body.nbytes + nbytes)
+    frame, conversation, items, values, kept_bytes = await service.aside(prepare, body.nbytes + nbytes)
     answers = await answers_to(service, body, conversation)
 
     def keep(response: dict[str, Any]) -> None:
         if response["store"]:
             # The response repeats a part of the body.
-            nbytes = 2 * body.nbytes + _TOKEN_BYTES * response["usage"]["output_tokens"]
-            store_of(request).add(key_of(request), response, items, nbytes, values)
+            json_bytes = kept_bytes + _TOKEN_BYTES * response["usage"]["output_tokens"]
+            store_of(request).add(key_of(request), response, items, json_bytes, values)
 
     if body.stream:
         numbers = itertools.count()
@@ -127,7 +130,7 @@ async def responses(
 async def input_tokens(request: Request, body: Annotated[InputBody, Depends(parsed(InputBody))]) -> dict[str, Any]:
     """The tokens of a conversation."""
     service = await text_service(request, body.model)
-    before, nbytes = _history(request, body)
+    before, nbytes, _ = _history(request, body)
     conversation = await service.aside(lambda: _conversation(body, before), body.nbytes + nbytes)
     prompt = await prompt_of(service, conversation, body.nbytes + nbytes)
     return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
@@ -139,14 +142,16 @@ def store_of(request: Request) -> ResponseStore:
     return store
 
 
-def _history(request: Request, body: InputBody) -> tuple[list[dict[str, Any]], int]:
-    """The items before the input, and their bytes with those of items that it refers to, which are put into it."""
+def _history(request: Request, body: InputBody) -> tuple[list[dict[str, Any]], int, bool]:
+    """The items before the input, their bytes with those of items that it refers to, which are put into it, and
+    whether it refers to any.
+    """
     where, store, owner = "previous_response_id", store_of(request), key_of(request)
     before, nbytes = store.history(owner, body.previous_response_id, MAX_ITEMS, where)
+    more = 0
     if isinstance(body.input, list):
         body.input, more = store.resolved(owner, body.input, MAX_BODY_BYTES)
-        nbytes += more
-    return before, nbytes
+    return before, nbytes + more, more > 0
 
 
 def _conversation(body: InputBody, before: list[dict[str, Any]]) -> Conversation:

@@ -99,11 +99,13 @@ def test_redirects_lead_into_no_network() -> None:
             "/file": (302, {"Location": "file:///etc/passwd"}, b""),
             "/loop": (302, {"Location": "/loop"}, b""),
             "/none": (301, {}, b""),
+            "/bracket": (302, {"Location": "http://["}, b""),
         }
         names = {HOST: ["127.0.0.2"], "inner.example": ["127.0.0.1"]}
         for path, words in (
             ("/in", "no public address"), ("/name", "no public address"), ("/file", "expected a URL of http or https"),
             ("/loop", "at most 3 redirects"), ("/none", "at most 3 redirects"), ("/gone", "status 404"),
+            ("/bracket", "expected a redirect to a URL"),
         ):  # fmt: skip
             with pytest.raises(ApiError, match=words):
                 fetched(messages(f"http://{HOST}:{server.server_port}{path}"), names, ("127.0.0.2",))
@@ -125,6 +127,7 @@ def test_bytes_time_and_count_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
             ([f"{base}/{'a' * 9000}"], "at most 8192 characters"),
             (["http://[::1"], "expected a URL of http or https"),
             (["http://"], "with a host"),
+            ([f"http://{HOST}:99999/"], "with a host"),
         ):
             with pytest.raises(ApiError, match=words):
                 fetched(messages(*urls), names, ("127.0.0.1",))
@@ -174,6 +177,7 @@ def test_no_more_than_a_few_requests_are_inside(monkeypatch: pytest.MonkeyPatch)
         ("100.64.0.1", False), ("0.0.0.0", False), ("224.0.0.1", False), ("255.255.255.255", False), ("::", False),
         ("fe80::1%eth0", False), ("fc00::1", False), ("ff02::1", False), ("::ffff:10.0.0.1", False),
         ("64:ff9b::a00:1", False), ("2002:a00:1::", False), ("2001:0:5db8:d822::f5ff:fffe", False), ("::7f00:1", False),
+        ("fec0::1", False),
     ],
 )  # fmt: skip
 def test_public_addresses(address: str, public: bool) -> None:

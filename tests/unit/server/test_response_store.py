@@ -131,8 +131,24 @@ def test_references_are_the_items_of_stored_responses() -> None:
         store.resolved("another", referring["input"], 1 << 20)
     with pytest.raises(ApiError, match="too large together"):
         store.resolved("", referring["input"], 10)
+    with pytest.raises(ApiError, match=r"input\[1\]: the item .* is there already"):
+        store.resolved("", [{"id": said["id"]}, {"id": said["id"]}], 1 << 20)
     for one in (first, second, same):
         store.delete("", one.json()["id"])
     with pytest.raises(ApiError, match="no item"):
         store.resolved("", referring["input"], 1 << 20)
     assert not store._places
+
+
+def test_items_that_are_referred_to_take_memory_of_each_response() -> None:
+    """Their own response may be deleted; of one response they count once, however many they are."""
+    store, path = ResponseStore(), "/v1/responses"
+    given = [{"type": "other", "id": "large", "data": "x" * 50_000}, {"role": "user", "content": "Hello", "id": "said"}]
+    (first,) = answers(FakeEngine(), (path, {"input": given}), store=store)
+    before = store.get("", first.json()["id"])
+    (second,) = answers(FakeEngine(), (path, {"input": [{"id": "large"}, {"id": "said"}]}), store=store)
+    assert second.status_code == 200
+    store.delete("", before.response["id"])
+    assert store.get("", second.json()["id"]).items == before.items and store._nbytes[""] > 4 * 50_000
+    store.add("", response("many"), [{"id": f"i{index}"} for index in range(100)], 5000)
+    assert store.resolved("", [{"id": f"i{index}"} for index in range(100)], 5000)[1] == 5000

@@ -163,7 +163,7 @@ def prepare_bundle(
     for spec in () if device == AUTO else device.split(","):
         devices.kind_name(spec)
     given = bundle_of(model)
-    check_stages(given, device, stages, adapters=adapters, draft_head=draft_head, best=best)
+    check_stages(given, device, stages, device_memory_bytes, adapters=adapters, draft_head=draft_head, best=best)
     if given is not None and draft_head is not None:
         raise UsageError(
             "a bundle takes no draft head", where=given,

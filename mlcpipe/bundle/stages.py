@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mlcpipe.bundle.manifest import MANIFEST, MAX_STAGES, Manifest, StageInfo, read_manifest
+from mlcpipe.bundle.manifest import MANIFEST, MAX_STAGES, Manifest, ModelInfo, StageInfo, read_manifest
 from mlcpipe.bundle.states import windows_of
 from mlcpipe.errors import BundleError, UsageError
 
-_SAME = ("model_type", "vocab_size", "hidden_size", "num_layers", "context_length", "prefill_chunk", "max_batch",
-         "kv_cache", "recompute_above", "rope_above")  # fmt: skip
+# Of the model; stages on other devices may compute in other dtypes, the last one has those of the outer manifest.
+_OF_A_STAGE = ("stage", "gathered", "dtype", "kv_dtype")
+_SAME = tuple(name for name in ModelInfo.model_fields if name not in _OF_A_STAGE)
 
 
 class Part(NamedTuple):
@@ -46,9 +47,13 @@ def read_parts(directory: Path, manifest: Manifest, *, check_abi: bool = True) -
         if stage.begin != end or not stage.begin < stage.end <= count:
             raise _broken(where, f"layers from {end} on, at most {count}", f"{stage.begin} to {stage.end}")
         end = stage.end
-        wrong = [name for name in _SAME if getattr(part.manifest.model, name) != getattr(manifest.model, name)]
+        same = _SAME if part is not parts[-1] else (*_SAME, "dtype", "kv_dtype")
+        wrong = [name for name in same if getattr(part.manifest.model, name) != getattr(manifest.model, name)]
         if wrong or stage.windows != windows:
             raise _broken(where, f"the model's {wrong[0] if wrong else 'windows'}", "another")
+        for name, info in part.manifest.files.items():
+            if manifest.files.get(f"{where.name}/{name}") != info:
+                raise _broken(directory, f"the hash of {where.name}/{name}", "none or another")
     if end != count:
         raise _broken(directory, f"stages of all {count} layers", f"{end}")
     if tuple(state for part in parts for state in part.manifest.states) != manifest.states:

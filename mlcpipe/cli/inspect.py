@@ -88,7 +88,7 @@ def inspect_command(
     else:
         from mlcpipe.cli.inspect_stages import print_plan
 
-        others = (kernels, params, method, bits_per_weight, bits_text, output)
+        others = (kernels, params, method, bits_per_weight, bits_text, output, target != DEFAULT_TARGET)
         print_plan(model, devices, stages, quantization, device_memory_bytes, context, others, as_json=as_json)
         return
     bundle = local_path(model)

@@ -67,13 +67,15 @@ def transcribe_command(
     for file in files:
         if not file.is_file():
             raise UsageError("no file of sound", where=file, expected="a path of a file")
+    from mlcpipe import SpeechParams, Transcriber
+    from mlcpipe.runtime.speech.decoding import rising
+    from mlcpipe.sound.decode import require_pyav
+
+    params = SpeechParams(language=language, task=task.value, prompt=prompt, temperatures=rising(temperature))
+    require_pyav()
     console = stderr_console()
     with console_progress(console, lasting=False) as progress:
         bundle = prepare_bundle(model, device, quantization, target=target, task=TRANSCRIBE, progress=progress)
-        from mlcpipe import SpeechParams, Transcriber
-        from mlcpipe.runtime.speech.decoding import rising
-
-        params = SpeechParams(language=language, task=task.value, prompt=prompt, temperatures=rising(temperature))
         with naming(model, bundle):
             transcriber = Transcriber(bundle, device=engine_device(device), threads=threads, progress=progress)
         from mlcpipe.runtime.speech.formats import FORMATS

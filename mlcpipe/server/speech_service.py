@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,8 @@ class SpeechService(OffLoop):
         self.metrics = Metrics(engine.stats)
         self.meta = dict(facts.about)
         self._max_queue, self._held_s = max_queue, 0.0
+        self._decoding = 0  # files
+        self._stops = set[threading.Event]()  # of the sounds that are heard
         # The compiled library's threads serve one caller at a time.
         self._steps = ThreadPoolExecutor(1, thread_name_prefix="mlcpipe-speech")
 
@@ -67,6 +70,8 @@ class SpeechService(OffLoop):
 
     def close(self) -> None:
         """End the threads."""
+        for stop in self._stops:
+            stop.set()
         self._steps.shutdown(wait=False, cancel_futures=True)
         super().close()
 
@@ -76,8 +81,8 @@ class SpeechService(OffLoop):
 
     def check(self, params: SpeechParams) -> None:
         """Raises ApiError for what the model cannot do, and where too many requests wait."""
-        if self.engine.requests >= self._max_queue:
-            message = f"{self.engine.requests} requests are waiting; try again later"
+        if (waiting := self.engine.requests + self._decoding) >= self._max_queue:
+            message = f"{waiting} requests are waiting; try again later"
             raise ApiError(503, message, code="overloaded", retry_after_s=1.0)
         try:
             self.transcriber.check(params)
@@ -86,16 +91,22 @@ class SpeechService(OffLoop):
 
     async def decoded(self, data: bytes) -> Floats:
         """The samples of a file. Raises ApiError for one that cannot be read."""
-        return await self.apart(partial(read_sound, data, max_s=MAX_S), max(len(data), 1 << 20))
+        self._decoding += 1
+        try:
+            return await self.apart(partial(read_sound, data, max_s=MAX_S), max(len(data), 1 << 20))
+        finally:
+            self._decoding -= 1
 
     async def heard(self, samples: Floats, params: SpeechParams) -> AsyncGenerator[tuple[str, list[Segment]], None]:
-        """The language and the segments of each window. Raises ApiError."""
+        """The language and the segments of each window; where it is closed, the window ends. Raises ApiError."""
         length_s = len(samples) / RATE_HZ
         if self._held_s + length_s > MAX_HELD_S:
             raise ApiError(503, "there are too many long sounds", code="overloaded", retry_after_s=10.0)
         self._held_s += length_s
         self.engine.requests += 1
-        loop, windows = asyncio.get_running_loop(), self.transcriber.heard(samples, params)
+        stop = threading.Event()
+        self._stops.add(stop)
+        loop, windows = asyncio.get_running_loop(), self.transcriber.heard(samples, params, stopped=stop.is_set)
         try:
             while (found := await loop.run_in_executor(self._steps, next, windows, None)) is not None:
                 language, segments, _ = found
@@ -105,5 +116,7 @@ class SpeechService(OffLoop):
         except MlcpipeError as error:
             raise refused(error) from None
         finally:
+            stop.set()
+            self._stops.discard(stop)
             self.engine.requests -= 1
             self._held_s -= length_s

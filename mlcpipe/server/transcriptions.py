@@ -26,6 +26,12 @@ router = APIRouter()
 _FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 _KNOWN = ("model", "language", "prompt", "response_format", "temperature", "stream", "timestamp_granularities[]",
           "chunking_strategy")  # fmt: skip
+# Of OpenAI's API, and of vLLM's and others' beside it.
+_REFUSED = frozenset((
+    "include", "known_speaker_names", "known_speaker_references", "seed", "top_p", "top_k", "min_p", "hotwords",
+    "repetition_penalty", "frequency_penalty", "presence_penalty", "max_tokens", "max_completion_tokens", "vad_filter",
+    "to_language", "use_beam_search", "beam_size",
+))  # fmt: skip
 _MAX_FIELDS, _MAX_FIELD_BYTES = 32, 64 << 10
 _FORM: dict[str, Any] = {
     "requestBody": {
@@ -112,11 +118,12 @@ def _fields(form: FormData) -> dict[str, str]:
     for name, value in form.multi_items():
         if name == "file" or not isinstance(value, str):
             continue
-        if name == "timestamp_granularities[]" and value != "segment":
+        field = name.partition("[")[0]  # of a list or an object
+        if field == "timestamp_granularities" and value != "segment":
             raise ApiError(400, "timestamp_granularities: words have no times here; expected segment", param=name)
-        if name == "include[]":
-            raise ApiError(400, "include: not offered here; leave it out", param=name, code="unsupported_parameter")
-        if name == "chunking_strategy" and value != "auto":
+        if field in _REFUSED:
+            raise ApiError(400, f"{field}: not offered here; leave it out", param=name, code="unsupported_parameter")
+        if field == "chunking_strategy" and (name, value) != (field, "auto"):
             raise ApiError(400, "chunking_strategy: expected auto", param=name, code="unsupported_parameter")
         found[name] = value
     return found

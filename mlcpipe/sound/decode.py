@@ -18,6 +18,7 @@ FORMATS = ("aac", "aiff", "au", "caf", "flac", "matroska", "mov", "mp3", "mpeg",
 _WHAT = "the sound"
 MAX_BYTES = 512 << 20
 MAX_S = 6 * 3600
+MIN_RATE_HZ, MAX_RATE_HZ = 1000, 768_000  # of a file: one second of 1 Hz would become 16,000 samples
 _PROBED_BYTES = 1 << 20
 # A file that is refused by name: the weights of another program are no sound.
 _GGML, _GGUF = (b"lmgg", b"ggml"), b"GGUF"
@@ -57,7 +58,7 @@ def _checked(samples: Any, max_s: float) -> Floats:
 
 
 def _decoded(data: bytes, where: Path | None, max_s: float) -> Floats:
-    av = _pyav()
+    av = require_pyav()
     if data[:4] in (*_GGML, _GGUF):
         raise UsageError(
             f"{_WHAT} is a model of GGML", where=where, expected="a sound", found="whisper.cpp's weights or the like"
@@ -99,6 +100,9 @@ def _samples(av: Any, container: Any) -> Iterator[Any]:
     stream = container.streams.audio[0]
     stream.thread_type = "NONE"
     for frame in _frames(av, container, stream):
+        if not MIN_RATE_HZ <= frame.sample_rate <= MAX_RATE_HZ:
+            rates = f"{MIN_RATE_HZ} to {MAX_RATE_HZ} samples a second"
+            raise UsageError(f"the rate of {_WHAT}", expected=rates, found=frame.sample_rate)
         frame.pts = None  # files with gaps in their times are decoded on
         for made in resampler.resample(frame):
             yield made.to_ndarray().reshape(-1)
@@ -121,7 +125,8 @@ def _frames(av: Any, container: Any, stream: Any) -> Iterator[Any]:
         yield from frames
 
 
-def _pyav() -> Any:
+def require_pyav() -> Any:
+    """PyAV. Raises UsageError where it is missing."""
     try:
         import av
     except ImportError:

@@ -26,6 +26,7 @@ def check_stages(
     bundle: Path | None,
     device: str,
     stages: Sequence[int] | None,
+    device_memory_bytes: int | None = None,
     *,
     adapters: bool,
     draft_head: str | None,
@@ -35,6 +36,10 @@ def check_stages(
     if stages is not None and (bundle is not None or "," not in device):
         found = "a bundle, which is cut already" if bundle is not None else f"--device {device}"
         raise UsageError("--stages", expected="a checkpoint and a device for each, as --device vulkan,cpu", found=found)
+    if device_memory_bytes is not None and (bundle is not None or (device != AUTO and "," not in device)):
+        found = "a bundle, which is cut already" if bundle is not None else f"--device {device}"
+        expected = "a checkpoint and several devices, as --device vulkan,cpu"
+        raise UsageError("--device-memory-bytes", expected=expected, found=found)
     asked = {"adapters": adapters, "a draft head": draft_head not in (None, "none"), "--best": best}
     for name, given in asked.items():
         if given and bundle is None and "," in device:

@@ -20,6 +20,7 @@ from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
 from mlcpipe.vision.preprocessor import CLIP_MEAN, CLIP_STD, WHERE, channels, preprocessor_fields, resample, side
+from mlcpipe.vision.processors.decode import MAX_PIXELS
 
 _PARTS: dict[str, Any] = {
     "qkv": tuple(f"attention.{part}_proj" for part in "qkv"),
@@ -47,6 +48,9 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
             "field size", where=WHERE, expected=f"{body.side} patches of {body.patch} pixels, in pairs", found=pixels
         )
     most = given.integer("max_patches", 12, high=64)
+    if most * pixels**2 > MAX_PIXELS:
+        expected = f"at most {MAX_PIXELS >> 20} million pixels in all tiles"
+        raise ConfigError("field max_patches", where=WHERE, expected=expected, found=f"{most} of {pixels}x{pixels}")
     settings = {
         "tile": pixels, "resample": resample(given, 3), "patch": body.patch, "merge": merge, "most": most,
         "least": given.integer("min_patches", 1, high=most),
@@ -71,7 +75,7 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
 def _square(fields: Fields, name: str, default: int) -> int:
     """A number, or two equal ones."""
     value = fields.get(name, default)
-    value = value[0] if isinstance(value, (list, tuple)) and list(value) == 2 * [value[0]] else value
+    value = value[0] if isinstance(value, (list, tuple)) and len(value) == 2 and value[0] == value[1] else value
     return Fields({name: value}, fields.where).integer(name, high=1 << 16)
 
 

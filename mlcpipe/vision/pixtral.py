@@ -23,6 +23,7 @@ from mlcpipe.vision.axial import axial_rotation
 from mlcpipe.vision.preprocessor import CLIP_MEAN, CLIP_STD, WHERE, channels, preprocessor_fields, resample
 
 _EPS = 1e-5
+_MOST_ROWS = 1 << 14  # of a picture: 3,025 and 4,096 in published files
 _PARTS: dict[str, Any] = {
     "qkv": tuple(f"attention.{part}_proj" for part in "qkv"),
     "out": ("attention.o_proj",),
@@ -44,6 +45,13 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
         raise ConfigError("field size", where=WHERE, expected="longest_edge alone", found=sorted(others)[0])
     longest = Fields(given.table("size"), f"{WHERE} size").integer("longest_edge", 1024, high=1 << 13)
     across = -(-longest // (body.patch * merge))
+    if across * across > _MOST_ROWS:
+        found = f"{across * across} of a picture of {longest} pixels"
+        raise ConfigError("field longest_edge", where=WHERE, expected=f"at most {_MOST_ROWS} rows", found=found)
+    if given.get("patch_size") not in (None, body.patch, {"height": body.patch, "width": body.patch}):
+        raise ConfigError(
+            "field patch_size", where=WHERE, expected=body.patch, found=repr(given.get("patch_size"))[:80]
+        )
     info = VisionInfo(
         processor="pixtral",
         settings={"longest": longest, "resample": resample(given, 3), "patch": body.patch, "merge": merge},

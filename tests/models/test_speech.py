@@ -21,6 +21,7 @@ from mlcpipe.cli import main
 from mlcpipe.errors import TargetError, UsageError
 from mlcpipe.runtime.speech.decoding import Limits
 from mlcpipe.runtime.speech.formats import FORMATS
+from mlcpipe.runtime.speech.hearing import Stopped
 from tests.models import hearing
 
 TOLERANCE = 1e-4
@@ -111,6 +112,20 @@ def test_text_of_earlier_windows_is_carried_on(tiny: Tiny) -> None:
     task = [info.start, info.languages["en"], info.transcribe]
     assert prompts[0] == [info.previous, *own, *task]
     assert prompts[1] == [info.previous, *[*own, *first][-31:], *task]
+
+
+def test_a_window_ends_where_nobody_waits(tiny: Tiny) -> None:
+    samples, calls = hearing.sound(3.9, 3), 0
+
+    def stopped() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > 5
+
+    with pytest.raises(Stopped):
+        list(tiny.ours.heard(samples, GREEDY, stopped=stopped))
+    assert calls == 6
+    assert len(list(tiny.ours.heard(samples, GREEDY))) > 1
 
 
 def test_an_answer_that_looks_wrong_is_drawn_again(tiny: Tiny) -> None:

@@ -28,7 +28,7 @@ def denoising_of(request: Request, info: DiffusionInfo | None, rows: int) -> Den
     most = min(MAX_BLOCK, rows // 2)
     if MAX_BLOCK % block or block > most:
         raise UsageError("block", expected=f"a divisor of {MAX_BLOCK}, at most {most}", found=block)
-    steps = sampling.steps or min(info.steps, block)
+    steps = sampling.steps or max(1, min(info.steps * block // info.block, block))  # as many tokens in each
     if steps > block:
         raise UsageError("steps", expected=f"at most the {block} tokens of a block", found=steps)
     return Denoising(block, steps, sampling.threshold or info.threshold, info.mask)

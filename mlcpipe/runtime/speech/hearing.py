@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,12 +54,20 @@ def sound_step(rows: int, keys: int) -> NDArray[np.int32]:
     return np.concatenate((header, *parts.values())).astype(np.int32)
 
 
+class Stopped(Exception):
+    """Nobody waits for the window that is heard."""
+
+
 class Hearing:
-    """The library's functions. Callers hold `lock` from `listen` to the last step of that window."""
+    """The library's functions. Callers hold `lock` from `listen` to the last step of that window.
+
+    Whoever holds it may set `stopped`: where that is true, functions raise Stopped instead of computing.
+    """
 
     def __init__(self, bundle: LoadedBundle, info: SpeechInfo) -> None:
         self._bundle, self._device, self.info = bundle, bundle.device, info
         self.lock = threading.Lock()
+        self.stopped: Callable[[], bool] = bool
         self._step, self._decode_steps = StepBuffer(), dict[int, NDArray[np.int32]]()
         manifest, handle = bundle.manifest, bundle.device.handle
         self._context, self._vocab = bundle.context_length, manifest.model.vocab_size
@@ -86,6 +94,7 @@ class Hearing:
 
         The window's keys and values are written here, once. Raises ComputeError for numbers that are not finite.
         """
+        self._go_on()
         rows, device, vm = self.info.rows, self._device, self._bundle.library.vm
         pairs = np.ascontiguousarray(features, np.float32).reshape(rows, 2 * self.info.mels)
         tokens = Tokens(0, ScheduledRequest((0,), 1), [array("i", range(-(-rows // PAGE)))], [0])
@@ -120,11 +129,16 @@ class Hearing:
             self._decode_steps[count] = sound_step(count, self.info.rows)
         return self._call("decode", count, np.array(tokens, np.int32), step, self._decode_steps[count])
 
+    def _go_on(self) -> None:
+        if self.stopped():
+            raise Stopped
+
     def _sequence(self, answer: int) -> Tokens:
         pages = array("i", range(answer * self._each, (answer + 1) * self._each))
         return Tokens(answer, ScheduledRequest((0,), 1), [pages], [0])
 
     def _call(self, name: str, count: int, *integers: NDArray[np.int32]) -> Floats:
+        self._go_on()
         device, library = self._device, self._bundle.library
         with device.errors(), interruptible(library.module, len(integers[0])):
             out = tvm_runtime.view(self._logits, (count, self._vocab))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -183,19 +183,25 @@ class Transcriber:
         """The code of the most probable language of a sound's first window. Raises what `transcribe` raises."""
         return self._language(log_mel(read_sound(sound), self.info.mels))
 
-    def _language(self, features: Floats) -> str:
+    def _language(self, features: Floats, stopped: Callable[[], bool] = bool) -> str:
         codes = list(self.info.languages)
         if not codes:
             return "en"
         with self.hearing.lock:
+            self.hearing.stopped = stopped
             self.hearing.listen(self._window(features, 0))
             logits = self.hearing.begin([self.info.start], [0])[0]
             return codes[int(logits[[self.info.languages[code] for code in codes]].argmax())]
 
-    def heard(self, samples: Floats, params: SpeechParams) -> Iterator[tuple[str, list[Segment], float]]:
-        """The language, the segments of one window after the other, and the seconds that were heard until then."""
+    def heard(
+        self, samples: Floats, params: SpeechParams, *, stopped: Callable[[], bool] = bool
+    ) -> Iterator[tuple[str, list[Segment], float]]:
+        """The language, the segments of one window after the other, and the seconds that were heard until then.
+
+        Raises Stopped at the next step where `stopped` is true.
+        """
         features, rng = log_mel(samples, self.info.mels), np.random.default_rng(params.seed)
-        language = self._language(features) if params.language is None else self.language(params.language)
+        language = self._language(features, stopped) if params.language is None else self.language(params.language)
         rules = TokenRules(self.info, timestamps=params.timestamps)
         text = self._text(params.prompt)
         known, frame, count = list(text), 0, 0
@@ -203,6 +209,7 @@ class Transcriber:
             frames = min(2 * self.info.rows, len(features) - frame)
             prompt, start = self._prompt(known, params, language)
             with self.hearing.lock:
+                self.hearing.stopped = stopped
                 self.hearing.listen(self._window(features, frame))
                 heard = heard_text(
                     self.hearing, prompt, start, rules, self.hearing.context_length // 2, params.temperatures,

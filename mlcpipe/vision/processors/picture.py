@@ -73,25 +73,32 @@ def last_keys(tokens: Sequence[int], begin: int, count: int) -> Ints:
     """The last position that each of `count` tokens from `begin` on sees, i32[count]: its own, or of a picture whose
     rows see each other the last one of these tokens.
     """
-    of_picture = np.fromiter((token < 0 for token in tokens[begin : begin + count]), bool, count)
-    own = np.arange(count, dtype=np.int32)
-    after = np.minimum.accumulate(np.where(of_picture, np.int32(count), own)[::-1])[::-1]
-    found: Ints = np.where(of_picture, after - 1, own) + np.int32(begin)
+    found: Ints = np.arange(begin, begin + count, dtype=np.int32)
+    for index in range(count - 2, -1, -1):
+        if _together(tokens, begin + index + 1):
+            found[index] = found[index + 1]
     return found
+
+
+def _together(tokens: Sequence[int], at: int) -> bool:
+    """Whether the tokens before and at an index stand for rows of one picture: a shifted context joins two."""
+    before, token = tokens[at - 1], tokens[at]
+    return token < before < 0 and before ^ token < 1 << _ROW_BITS
 
 
 def whole_pictures(tokens: Sequence[int], begin: int, end: int, most: int) -> int:
     """`end`, where tokens[begin:end] cut no picture. Else the end of those before it, of the picture if there are
     none, and `begin` if that is beyond `most`.
     """
-    if end <= begin or end >= len(tokens) or tokens[end - 1] >= 0 or tokens[end] >= 0:
+    if end <= begin or end >= len(tokens) or not _together(tokens, end):
         return end
-    first = last = end
-    while first > begin and tokens[first - 1] < 0:
+    first = end - 1
+    while first > begin and _together(tokens, first):
         first -= 1
     if first > begin:
         return first
-    while last < len(tokens) and tokens[last] < 0:
+    last = end + 1
+    while last < len(tokens) and _together(tokens, last):
         last += 1
     return last if last <= most else begin
 

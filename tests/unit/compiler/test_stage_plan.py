@@ -116,7 +116,11 @@ def test_hostile_plans(action: Callable[[], object], words: str) -> None:
 
 def test_options_that_have_no_stages(tmp_path: Path) -> None:
     none = {"adapters": False, "draft_head": None, "best": False}
-    check_stages(None, "vulkan,cpu", (1, 2), **none)
+    check_stages(None, "vulkan,cpu", (1, 2), 1 << 30, **none)
+    check_stages(None, "auto", None, 1 << 30, **none)
+    for bundle, device in ((tmp_path, "vulkan,cpu"), (None, "cpu")):
+        with pytest.raises(UsageError, match="--device-memory-bytes; expected a checkpoint and several devices"):
+            check_stages(bundle, device, None, 1 << 30, **none)
     assert pairs("vulkan,cpu", None) == [("vulkan", None), ("cpu", None)]
     assert pairs("cpu,cpu", "quick") == [("cpu", "quick")] * 2
     for bundle, device, options, words in (

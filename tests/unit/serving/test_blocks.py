@@ -123,6 +123,8 @@ def test_settings_of_the_checkpoint_and_of_a_request() -> None:
     assert denoising_of(request, INFO, 64) == Denoising(4, 4, 0.9, MASK)
     own = replace(request, sampling=SamplingParams(block=32, steps=8, threshold=0.5))
     assert denoising_of(own, INFO, 64) == Denoising(32, 8, 0.5, MASK)
+    larger = replace(own, sampling=replace(own.sampling, steps=None))
+    assert denoising_of(larger, INFO, 64) == Denoising(32, 32, 0.5, MASK)  # a step for each token, as the model has
     assert denoising_of(request, None, 64) is None
     with pytest.raises(UsageError, match="block is for models that denoise blocks"):
         denoising_of(own, None, 64)

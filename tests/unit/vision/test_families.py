@@ -91,11 +91,14 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gemma3", {}, {"text_config": {"sliding_window": 15}}, "at least the 16 rows of a picture"),
     ("mistral3", {"size": {"height": 64, "width": 64}}, {}, "longest_edge alone"),
     ("mistral3", {}, {"vision_feature_layer": -2}, "vision_feature_layer is not supported"),
+    ("mistral3", {"size": {"longest_edge": 8192}}, {"spatial_merge_size": 1}, "at most 16384 rows"),
+    ("mistral3", {"patch_size": 16}, {}, "field patch_size in preprocessor_config.json; expected 8"),
     ("gemma4", {"do_normalize": True}, {}, "do_normalize is not supported"),
     ("gemma4", {"max_soft_tokens": 71}, {}, r"one of \(70, 140"),
     ("gemma4-windows", {"max_soft_tokens": 140}, {}, "windows of 140 tokens or more"),
     ("internvl", {"max_patches": 1000}, {}, "an integer from 1 to 64"),
     ("internvl", {"size": {"height": 48, "width": 48}}, {}, "4 patches of 8 pixels"),
+    ("internvl", {}, {"vision_config": {"image_size": []}}, "image_size"),
     ("internvl", {"do_rescale": False}, {}, "do_rescale is not supported"),
 ]
 
@@ -108,10 +111,13 @@ def test_fields_that_are_not_honoured_are_refused(family: str, preprocessor: Any
 
 def test_rows_of_one_picture_are_in_one_forward() -> None:
     """Chunks end before a picture, or after it where they begin with it; what is left of a found one is whole, too."""
-    tokens = [1, 2, -5, -4, -3, 7, -2, -1, 8]
+    tokens = [1, 2, -3, -4, -5, 7, -1, -2, 8]
     assert [whole_pictures(tokens, 0, end, 9) for end in range(1, 10)] == [1, 2, 2, 2, 5, 6, 6, 8, 9]
     assert [whole_pictures(tokens, 2, end, 9) for end in (3, 4, 5)] == [5, 5, 5]
     assert whole_pictures(tokens, 3, 4, 5) == 5
     assert whole_pictures(tokens, 2, 4, 4) == 2  # no room: later
     assert last_keys(tokens, 0, 9).tolist() == [0, 1, 4, 4, 4, 5, 7, 7, 8]
     assert last_keys(tokens, 3, 4).tolist() == [4, 4, 5, 6]
+    joined = [1, ~(5 << 20), ~(5 << 20 | 1), ~(6 << 20 | 7), ~(6 << 20 | 8), 2]  # by a shifted context
+    assert last_keys(joined, 0, 6).tolist() == [0, 2, 2, 4, 4, 5]
+    assert [whole_pictures(joined, 1, end, 3) for end in (2, 3, 4)] == [3, 3, 3]

@@ -24,20 +24,27 @@ _READERS = {
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
 }
+_INNER = {"mlp.up_proj": ("mlp.down_proj",)}
 
 
-def plant_outliers(checkpoint: Path, folder: Path, *, seed: int = 0) -> Path:
-    """Write the checkpoint in float32 to `folder`, with outliers; which channels have them depends on the seed."""
+def plant_outliers(
+    checkpoint: Path, folder: Path, *, seed: int = 0, factor: int = FACTOR, channels: int | None = None
+) -> Path:
+    """Write the checkpoint in float32 to `folder`, with outliers; which channels have them depends on the seed.
+
+    `channels` of each norm, and of what the MLP's last matrix reads; None is one in 64 of the norms alone.
+    """
     source, random = open_checkpoint(checkpoint), np.random.default_rng(seed)
     tensors = {name: source.read(name) for name in source.tensors}
     for layer in range(source.config["num_hidden_layers"]):
-        for norm, readers in _READERS.items():
+        for norm, readers in (_READERS if channels is None else _READERS | _INNER).items():
             stem = f"model.layers.{layer}"
             weight = tensors[f"{stem}.{norm}.weight"]
-            chosen = random.choice(len(weight), max(1, len(weight) // EVERY), replace=False)
-            weight[chosen] *= FACTOR
+            count = max(1, len(weight) // EVERY) if channels is None else channels
+            chosen = random.choice(len(weight), count, replace=False)
+            weight[chosen] *= factor
             for reader in readers:
-                tensors[f"{stem}.{reader}.weight"][:, chosen] /= FACTOR
+                tensors[f"{stem}.{reader}.weight"][:, chosen] /= factor
     with atomic_directory(folder) as made:
         for path in checkpoint.iterdir():
             if path.suffix == ".json" and "index" not in path.name:

@@ -19,6 +19,7 @@ from mlcpipe.cli.options import (
     CompileTargetOption,
     ContextOption,
     DraftHeadOption,
+    FoldOutliersOption,
     JsonOption,
     KvCacheDtypeOption,
     MethodOption,
@@ -40,6 +41,7 @@ from mlcpipe.support.defaults import (
     AUTO,
     DEFAULT_QUANTIZATION,
     DEFAULT_TARGET,
+    FOLD_BY_WEIGHTS,
     NO_CALIBRATION,
     QUALITY_TOKENS,
     SERVE,
@@ -60,6 +62,7 @@ def compile_command(
     method: MethodOption = None,
     best: BestOption = False,
     calibration: CalibrationOption = None,
+    fold_outliers: FoldOutliersOption = None,
     bits_per_weight: BitsOption = None,
     bits_text: BitsTextOption = None,
     context: ContextOption = None,
@@ -134,7 +137,7 @@ def compile_command(
             check_runs_here(name)
     elif text or tokens:
         raise UsageError(f"--{'text' if text else 'tokens'} has no effect", next_step="use it with --require")
-    check_texts(calibration, bits_text, text)
+    check_texts(calibration, bits_text, text, fold_outliers)
     with console_progress(stderr_console()) as progress:
         task = ANY if no_tokenizer else SERVE
         purpose = Purpose(
@@ -155,6 +158,7 @@ def compile_command(
                 output=output,
                 method=method,
                 calibration=calibration,
+                fold_outliers=fold_outliers,
                 context_length=context,
                 kv_cache_dtype=kv_cache_dtype or AUTO,
                 adapters=adapters,
@@ -186,13 +190,13 @@ def _recipe(
     return recipe
 
 
-def check_texts(calibration: str | None, bits_text: str | None, text: Path | None) -> None:
+def check_texts(calibration: str | None, bits_text: str | None, text: Path | None, folding: str | None = None) -> None:
     """Raise UsageError if one of these texts is, or is part of, the text that quality is measured on."""
     from mlcpipe.compiler.calibration.text import read_calibration
     from mlcpipe.quality.measure import OWN_TEXT, read_text
 
-    for option, given in (("--calibration", calibration), ("--bits-text", bits_text)):
-        if given in (None, NO_CALIBRATION):
+    for option, given in (("--calibration", calibration), ("--bits-text", bits_text), ("--fold-outliers", folding)):
+        if given in (None, NO_CALIBRATION, FOLD_BY_WEIGHTS):
             continue
         fitted, measured = read_calibration(given).text.strip(), read_text(text or OWN_TEXT).strip()
         if fitted in measured or measured in fitted:

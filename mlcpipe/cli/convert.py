@@ -12,6 +12,7 @@ from mlcpipe.cli.options import (
     CalibrationOption,
     CheckpointArgument,
     CompileTargetOption,
+    FoldOutliersOption,
     MethodOption,
     OverwriteOption,
     QuantizationOption,
@@ -34,6 +35,7 @@ def convert_command(
     method: MethodOption = None,
     best: BestOption = False,
     calibration: CalibrationOption = None,
+    fold_outliers: FoldOutliersOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Quantize the weights and nothing else: parameter shards, their index and the configuration.
@@ -60,7 +62,7 @@ def convert_command(
         with naming(model, checkpoint):
             made = mlcpipe.convert(
                 checkpoint, target=target, quantization=quantization, output=output, method=method,
-                calibration=calibration, overwrite=overwrite, progress=progress,
+                calibration=calibration, fold_outliers=fold_outliers, overwrite=overwrite, progress=progress,
             )  # fmt: skip
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
     say(stdout_console(), f"{made}: {byte_size(size)}, {open_checkpoint(checkpoint).quantization(quantization)}")

@@ -13,7 +13,7 @@ import typer
 
 from mlcpipe.cli.chat.settings import KNOBS, Knob, Settings
 from mlcpipe.errors import UsageError
-from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, GPTQ, KEEP, NO_CALIBRATION, OWN_CALIBRATION
+from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, FOLD_BY_WEIGHTS, GPTQ, KEEP, NO_CALIBRATION, OWN_CALIBRATION
 from mlcpipe.support.files import local_path
 
 Options = TypeVar("Options")
@@ -61,6 +61,16 @@ CalibrationOption = Annotated[
         help="A text file that shows search, awq or gptq where errors matter: the model runs on it while "
         f"weights are quantized. {OWN_CALIBRATION} is the built-in text, the default of awq and gptq. "
         f"(default: {NO_CALIBRATION})"
+    ),
+]
+FoldOutliersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fold-outliers",
+        help="Fold large channels of activations into the matrices before, so that rounding loses less: "
+        f"{FOLD_BY_WEIGHTS} finds them by the weights alone; a text file, or {OWN_CALIBRATION}, by the activations "
+        f"on it. (default: {NO_CALIBRATION})",
+        metavar="TEXT",
     ),
 ]
 BitsOption = Annotated[

@@ -20,6 +20,7 @@ from mlcpipe.compiler.backends import backend_of, find_writer
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.calibration.duration import expected_duration
+from mlcpipe.compiler.calibration.outliers import Folding, folded_tensors, folding_of
 from mlcpipe.compiler.calibration.quantize import calibrated
 from mlcpipe.compiler.calibration.text import CalibrationText, calibration_text
 from mlcpipe.compiler.export import with_metadata
@@ -52,6 +53,7 @@ def compile(
     context_length: int | None = None,
     method: str | None = None,
     calibration: str | Path | None = None,
+    fold_outliers: str | Path | None = None,
     kv_cache_dtype: str = "auto",
     adapters: bool = False,
     draft_head: str | Path | None = None,
@@ -79,6 +81,9 @@ def compile(
         calibration: the path of a text on which the model runs layer by layer, so that search, awq and gptq know
             which columns' errors matter; own: the built-in text; none: no text. Default: own for awq and gptq, else
             none.
+        fold_outliers: weights: large channels of activations are folded into the matrices before, by a look at the
+            weights; a path of a text, or own: by the activations on it. The function stays, roundings lose less. Only
+            of weights that are not quantized yet, and without adapters. Default: none.
         kv_cache_dtype: f32, f16, q8 (int8 with a scale for each 32 numbers) or q4 (4 bits, of rotated heads); auto is
             the target's choice, else the quantization's dtype.
         adapters: the bundle can run with LoRA adapters, chosen at run time.
@@ -98,15 +103,17 @@ def compile(
         title=str(checkpoint), method=method,
     )  # fmt: skip
     source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
+    folding = folding_of(fold_outliers, source, method=method, adapters=adapters)
     if stages is not None:
-        fitted = calibration not in (None, NO_CALIBRATION) or method in (AWQ, GPTQ)
+        on_text = folding is not None and folding.text is not None
+        fitted = on_text or calibration not in (None, NO_CALIBRATION) or method in (AWQ, GPTQ)
         given = source.quantization(quantization) if quantization is None else quantization
         check_options(given, adapters=adapters, draft_head=draft_head not in (None, NO_HEAD), fitted=fitted)
         quantization = _quantization(source, quantization, progress)
         progress.stage("lower the model")
         parts = parts_of(source, target, stages)
         jobs = lower_stages(source, parts, quantization, context_length, kv_cache_dtype)
-        return _compile_stages(parts, jobs, Path(output), method, quick, overwrite, check, progress)
+        return _compile_stages(parts, jobs, Path(output), method, folding, quick, overwrite, check, progress)
     if draft_head is not None:
         source = with_draft_head(source, NO_HEAD if draft_head == NO_HEAD else resolve(draft_head, progress))
     quantization = _quantization(source, quantization, progress)
@@ -117,7 +124,8 @@ def compile(
     method = method_of(job.scheme, method, job.schemes)
     text = calibration_text(method, calibration)
     _announce(job, method, progress)
-    fitted_to = (*source.fitted_to, job.plan.text_sha256, text.sha256 if text else "")
+    texts = [one.sha256 for one in (text, folding and folding.text) if one]
+    fitted_to = dict.fromkeys((*source.fitted_to, job.plan.text_sha256, *texts))
     if job.tokenizer is None:
         progress.note("the checkpoint has no tokenizer: the bundle takes token ids, and `mlcpipe chat` refuses it")
     companions = described.companions if quantization == AUTO else ()
@@ -127,7 +135,7 @@ def compile(
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=_needed_bytes(job)) as folder:
         libraries, files = _write_libraries(jobs, folder, writer, progress)
         progress.stage("convert weights")
-        files |= _convert(job, folder, method, text, progress)
+        files |= _convert(job, folder, method, text, folding, progress)
         progress.stage("describe the bundle")
         files |= _copy_texts(job, folder, progress)
         write_manifest(folder, manifest(libraries, files, writer, [one for one in fitted_to if one]))
@@ -138,8 +146,8 @@ def compile(
 
 
 def _compile_stages(
-    parts: Sequence[StagePart], jobs: Sequence[Job], output: Path, method: str | None, quick: bool, overwrite: bool,
-    check: Callable[[Path], object] | None, progress: Progress,
+    parts: Sequence[StagePart], jobs: Sequence[Job], output: Path, method: str | None, folding: Folding | None,
+    quick: bool, overwrite: bool, check: Callable[[Path], object] | None, progress: Progress,
 ) -> Path:  # fmt: skip
     """`compile` of the stages of a model, whose weights are converted one stage after the other."""
     writers = {part.target.name: find_writer(part.target, quick=quick) for part in parts}
@@ -150,7 +158,7 @@ def _compile_stages(
             check_memory(job.state.weights)
             libraries, files = _write_libraries([job], own, writers[job.target.name], progress)
             progress.stage("convert weights")
-            files |= _convert(job, own, method_of(job.scheme, method, job.schemes), None, progress)
+            files |= _convert(job, own, method_of(job.scheme, method, job.schemes), None, folding, progress)
             return manifest(libraries, files, writers[job.target.name], job.checkpoint.fitted_to)
 
         write_stages(parts, jobs, folder, write, lambda job, own: _copy_texts(job, own, progress))
@@ -191,16 +199,19 @@ def convert(
     output: str | Path,
     method: str | None = None,
     calibration: str | Path | None = None,
+    fold_outliers: str | Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Write only the weights of a bundle: packed shards, `tensor-cache.json` and configuration, laid out for `target`.
 
-    `method` and `calibration` are as in `compile`. `overwrite` replaces a folder that holds a `tensor-cache.json`.
+    `method`, `calibration` and `fold_outliers` are as in `compile`. `overwrite` replaces a folder with a
+    `tensor-cache.json`.
     """
     progress = progress or SilentProgress()
     purpose = Purpose(target, quantization, disk=Path(output), title=str(checkpoint), method=method)
     source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
+    folding = folding_of(fold_outliers, source, method=method)
     quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
     job = lower(source, load_target(target), quantization)
@@ -211,25 +222,27 @@ def convert(
     replaces = TENSOR_CACHE if overwrite else ""
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("convert weights")
-        _convert(job, folder, method, text, progress)
+        _convert(job, folder, method, text, folding, progress)
         _copy_texts(job, folder, progress)
     return Path(output)
 
 
 def _convert(
-    job: Job, folder: Path, method: str, text: CalibrationText | None, progress: Progress
+    job: Job, folder: Path, method: str, text: CalibrationText | None, folding: Folding | None, progress: Progress
 ) -> dict[str, FileInfo]:
     """Write the weights of a job, quantized by a method. Raises ConfigError for a model that embeds texts."""
     weights, source = job.state.weights, job.checkpoint
-    if text is not None and (job.embedding is not None or job.speech is not None):
+    fitted = "a calibration text" if text is not None else "--fold-outliers" if folding is not None else ""
+    if fitted and (job.embedding is not None or job.speech is not None):
         raise ConfigError(
-            "a calibration text is for models that write text", where=source.path, found=job.facts.model_type,
-            next_step="add --method search --calibration none",
+            f"{fitted} is for models that write text", where=source.path, found=job.facts.model_type,
+            next_step="leave out --fold-outliers" if text is None else "add --method search --calibration none",
         )  # fmt: skip
+    tensors = None if folding is None else folded_tensors(folding, weights, source, job.tokenizer, progress)
     if text is None:
-        arrays = quantized(weights, source, method)
+        arrays = quantized(weights, tensors or source, method)
     else:
-        arrays = calibrated(weights, source, job.tokenizer, text, method)
+        arrays = calibrated(weights, source, job.tokenizer, text, method, tensors)
     return convert_weights(weights, arrays, source, folder, job.target, progress)
 
 

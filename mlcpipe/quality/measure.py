@@ -109,6 +109,13 @@ def score_prefill(opts: QualityOptions, progress: Progress) -> Scores:
     return _over(windows, _Pair(engine.model, reference.model).prefill, "prefill", progress)
 
 
+def score_decode(opts: QualityOptions, progress: Progress) -> Scores:
+    """The same in decode, of the first `decode_tokens`."""
+    engine, reference, _, windows = _open(opts, read_text(opts.text), progress)
+    some = windows[: max(1, opts.decode_tokens // len(windows[0]))]
+    return _over(some, _Pair(engine.model, reference.model).decode, "decode", progress)
+
+
 def _open(opts: QualityOptions, text: str, progress: Progress) -> tuple[Engine, Engine, int, list[list[int]]]:
     """Bundle, reference, the number of tokens and their windows."""
     own, other = (read_manifest(path) for path in (opts.bundle, opts.reference))

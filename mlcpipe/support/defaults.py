@@ -10,6 +10,7 @@ KEEP = "keep"  # quantization: weights as the checkpoint has them, bit for bit
 RTN, SEARCH, AWQ, GPTQ = METHODS = ("rtn", "search", "awq", "gptq")  # how the numbers of a quantization are chosen
 CALIBRATION_TOKENS = 8192  # of a calibration text, spread over it
 OWN_CALIBRATION, NO_CALIBRATION = "own", "none"  # calibration: the built-in text, no text
+FOLD_BY_WEIGHTS = "weights"  # fold_outliers without a text
 AUTO = "auto"  # quantization: the default, in a library for the target and each companion; device: any
 QUALITY_TOKENS = 16384  # of the text to measure quality on
 QUALITY_DECODE_TOKENS = 2048  # of these, computed token by token too

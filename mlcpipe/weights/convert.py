@@ -14,7 +14,7 @@ from mlcpipe.errors import ResourceError
 from mlcpipe.host.memory import free_memory
 from mlcpipe.support.progress import Progress
 from mlcpipe.targets import Target
-from mlcpipe.weights.table import Weight, load
+from mlcpipe.weights.table import Tensors, Weight, load
 
 # In memory at once: parts and the joined matrix, or the matrix and its repacked form.
 _COPIES = 2
@@ -22,9 +22,7 @@ _COPIES = 2
 _SHARD_BYTES = 512 << 20
 
 
-def quantized(
-    weights: Sequence[Weight], checkpoint: Checkpoint, method: str
-) -> Iterator[tuple[str, NDArray[Any], int]]:
+def quantized(weights: Sequence[Weight], checkpoint: Tensors, method: str) -> Iterator[tuple[str, NDArray[Any], int]]:
     """The items that `load` yields for each weight."""
     for weight in weights:
         yield from load(weight, checkpoint, method)

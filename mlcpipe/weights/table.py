@@ -155,7 +155,7 @@ def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
 
 
 def as_named(
-    weights: Sequence[Weight], checkpoint: Checkpoint, names: CheckpointNames
+    weights: Sequence[Weight], checkpoint: Tensors, names: CheckpointNames
 ) -> tuple[tuple[Weight, ...], tuple[str, ...]]:
     """The weights with the checkpoint's names of their sources, and the beginnings of names of unused tensors.
 
@@ -261,6 +261,12 @@ def load(
     for name, array in packed.items():
         yield name, array, nbytes
         nbytes = 0
+
+
+def schemes_of(weights: Iterable[Weight]) -> dict[str, Scheme]:
+    """The storage scheme of the checkpoint's tensors of matrices."""
+    several = ((source, one.scheme) for one in weights for group in one.sources for source in group)
+    return {source: scheme for source, scheme in several if scheme is not None}
 
 
 def read_matrices(weight: Weight, checkpoint: Checkpoint) -> Iterator[Array]:

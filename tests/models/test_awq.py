@@ -12,9 +12,10 @@ pytest.importorskip("torch", reason="tiny checkpoints are written by torch")
 pytest.importorskip("transformers", reason="tiny checkpoints are written by transformers")
 
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.compiler.calibration.awq import Fold, factors_of, fold_layer, folds_of, output_error
-from mlcpipe.compiler.calibration.changed import Changed
+from mlcpipe.compiler.calibration.awq import factors_of, fold_layer, output_error
+from mlcpipe.compiler.calibration.fold import Fold, Folded, folds_of
 from mlcpipe.compiler.calibration.layer import model_of
+from mlcpipe.compiler.calibration.outliers import expected_inputs
 from mlcpipe.compiler.calibration.stream import Stream
 from mlcpipe.models import model_types
 from mlcpipe.quantization import load_scheme
@@ -36,20 +37,25 @@ def test_folding_changes_no_function(family: str, tmp_path: Path) -> None:
     windows = [tiny.prompt_tokens(CASES[family], 40)]
     model, scheme = model_of(source), load_scheme("q4f16_1")
     plain = Stream(model, source, windows, sample=512)
-    folded = copy(plain)  # the same code, and hidden states of its own
-    folded.hidden = [*plain.hidden]
+    folded, exact, width = copy(plain), copy(plain), model.facts.hidden_size  # the same code, and states of their own
+    folded.hidden, exact.hidden = [*plain.hidden], [*plain.hidden]
     folds = 0
     for index in range(plain.norm):
-        changed = Changed(source)
+        changed = Folded(source)
         inputs = plain.run(index, source)
         matrices = dict.fromkeys(inputs, scheme)
-        known = fold_layer(model.model.layers[index], plain.names_of(index), matrices, changed, inputs)
+        known = fold_layer(model.model.layers[index], plain.names.of_layer(index), matrices, changed, inputs)
         found = folded.run(index, changed)
         for name, mine in found.items():
             np.testing.assert_allclose(mine.mean_square, known[name].mean_square, rtol=2e-2, atol=1e-6, err_msg=name)
         same = {name for name in inputs if np.array_equal(changed.read(name), source.read(name))}
         folds += len(inputs) - len(same)
         np.testing.assert_allclose(folded.hidden, plain.hidden, rtol=0, atol=2e-4)
+        # By weights alone, with powers of two: hidden states are those of float32, digit for digit but where 1 is added.
+        alone, named, layer = Folded(source), plain.names.of_layer(index), model.model.layers[index]
+        fold_layer(layer, named, matrices, alone, expected_inputs(layer, named, source, width), exact=True)
+        exact.run(index, alone, observe=False)
+        np.testing.assert_allclose(exact.hidden, plain.hidden, rtol=1e-5, atol=1e-5)
     assert (folds > 0) == any(list(folds_of(layer)) for layer in model.model.layers)
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.quantized_matrix import Parts
-from mlcpipe.weights.table import Weight, restored
+from mlcpipe.weights.table import Tensors, Weight, restored
 
 Array = NDArray[Any]
 
@@ -18,7 +17,7 @@ Array = NDArray[Any]
 class Changed:
     """The tensors of a checkpoint, including changes."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Tensors) -> None:
         self._checkpoint, self.tensors = checkpoint, checkpoint.tensors
         self._changed: dict[str, Array] = {}
 

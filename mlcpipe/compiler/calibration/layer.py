@@ -5,7 +5,7 @@ Layers with the same function share one compilation: a model has one or two kind
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,24 +95,51 @@ class LayerFunction:
         return [tuple(source for group in several for source in group) for several in zip(*groups)]
 
 
-def model_of(checkpoint: Checkpoint) -> CausalLM:
-    """The model of a checkpoint for this machine.
+@dataclass(frozen=True)
+class TensorNames:
+    """The checkpoint's names of a model's tensors: `prefix` begins them, `table` is the embedding's."""
+
+    names: CheckpointNames
+    prefix: str
+    table: str
+
+    @staticmethod
+    def of(model: CausalLM, tensors: Tensors) -> TensorNames:
+        """Those of a checkpoint."""
+        tables = model.names.candidates("model.embed_tokens.weight")
+        table = next((name for name in tables if name in tensors.tensors), tables[0])
+        found = TensorNames(model.names, "", table)
+        return replace(found, prefix=table.removesuffix(found.named("embed_tokens.weight")))
+
+    def named(self, name: str) -> str:
+        """The name, without the prefix, of a tensor of the model."""
+        return self.names.published(f"model.{name}").removeprefix("model.")
+
+    def of_layer(self, index: int) -> Callable[[str], str]:
+        """What gives the name of a tensor of a layer."""
+        return lambda name: self.prefix + self.named(f"layers.{index}.{name}")
+
+
+def model_of(
+    checkpoint: Checkpoint, *, what: str = "a calibration text", without: str = "use --method rtn"
+) -> CausalLM:
+    """The model of a checkpoint for this machine; messages say `what` is wanted, and what to do `without`.
 
     Raises ConfigError for an embedding model, and one whose layers cannot be computed one by one.
     """
     model = prepare_model(checkpoint.config, load_target(LOCAL_TARGET), load_scheme("q0f32"), "f32")
     if not isinstance(model, CausalLM):
-        raise ConfigError("a calibration text is for models that write text", found=checkpoint.config["model_type"])
+        raise ConfigError(f"{what} is for models that write text", found=checkpoint.config["model_type"])
     more = (model.model.per_layer, model.model.streams)
     if more != (None, None) or any(of.reads is not None for of in model.attentions()):
         raise ConfigError(
-            "a calibration text for layers that read more than their input", where=checkpoint.path,
-            expected="a model without streams, inputs for each layer or shared keys", next_step="use --method rtn",
+            f"{what} for layers that read more than their input", where=checkpoint.path,
+            expected="a model without streams, inputs for each layer or shared keys", next_step=without,
         )  # fmt: skip
     return model
 
 
-def compile_layers(model: CausalLM, checkpoint: Checkpoint, rows: int) -> list[LayerFunction]:
+def compile_layers(model: CausalLM, checkpoint: Tensors, rows: int) -> list[LayerFunction]:
     """The functions of all layers, for up to `rows` tokens, and last the norm's. Raises CompileError."""
     use_threads()  # before the first run: TVM's default is half of the processors
     known: list[tuple[tvm.IRModule, LayerFunction]] = []
@@ -141,9 +168,7 @@ def _compiled(mod: tvm.IRModule, weights: Sequence[Weight], rows: int, states: S
     return LayerFunction(machine[RUN], state.weights, state.observed, tvm_ffi.convert([*map(tvm.runtime.tensor, made)]))
 
 
-def _named(
-    weights: Sequence[Weight], prefix: str, checkpoint: Checkpoint, names: CheckpointNames
-) -> tuple[Weight, ...]:
+def _named(weights: Sequence[Weight], prefix: str, checkpoint: Tensors, names: CheckpointNames) -> tuple[Weight, ...]:
     """The weights of a layer with the names of the checkpoint."""
 
     def named(source: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,7 @@ import tvm
 from numpy.typing import NDArray
 
 from mlcpipe.bundle.states import slot_bytes
-from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.compiler.calibration.layer import LayerFunction, compile_layers
+from mlcpipe.compiler.calibration.layer import LayerFunction, TensorNames, compile_layers
 from mlcpipe.errors import CheckpointError, CompileError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.norm import LayerNorm
@@ -39,7 +38,7 @@ class Stream:
     def __init__(
         self,
         model: CausalLM,
-        checkpoint: Checkpoint,
+        checkpoint: Tensors,
         windows: Sequence[Sequence[int]],
         *,
         gram: bool = False,
@@ -49,16 +48,14 @@ class Stream:
         self._step_of_sample = max(1, rows * len(windows) // sample) if sample else 0
         self._layers = compile_layers(model, checkpoint, rows)
         self.norm = model.facts.num_layers
-        self._names = model.names
-        tables = model.names.candidates("model.embed_tokens.weight")
-        self.output = next((name for name in tables if name in checkpoint.tensors), tables[0])
-        self.prefix = self.output.removesuffix(self.named("embed_tokens.weight"))
+        self.names = TensorNames.of(model, checkpoint)
+        self.output, self.prefix = self.names.table, self.names.prefix
         table = checkpoint.read(self.output)
         if not model.facts.tied:
             self.output = model.names.published("lm_head.weight")
         self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]
         if model.model.embed_positions is not None:
-            at, vectors = model.model.first, checkpoint.read(self.prefix + self.named("embed_positions.weight"))
+            at, vectors = model.model.first, checkpoint.read(self.prefix + self.names.named("embed_positions.weight"))
             self.hidden = [x + vectors[at : at + rows] for x in self.hidden]
         if model.model.embedding_norm is not None:
             self.hidden = [self._normalized(x, model, checkpoint) for x in self.hidden]
@@ -67,7 +64,7 @@ class Stream:
         sequence.next_slot = 0 if slot_bytes(model.states()) else -1
         self._step = tvm.runtime.tensor(StepBuffer().fill([Span(sequence, 0, rows)]))
 
-    def _normalized(self, x: Array, model: CausalLM, checkpoint: Checkpoint) -> Array:
+    def _normalized(self, x: Array, model: CausalLM, checkpoint: Tensors) -> Array:
         norm = model.model.embedding_norm
         x = x - x.mean(axis=1, keepdims=True) if isinstance(norm, LayerNorm) else x
         y: Array = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + np.float32(norm.eps))
@@ -76,16 +73,8 @@ class Stream:
             if vector is not None and "add" in vector.attrs:
                 raise CompileError(f"no calibration of {model.facts.model_type}", found="a norm after the embedding")
             if vector is not None:
-                y = apply(y, checkpoint.read(self.prefix + self.named(f"embedding_norm.{part}")))
+                y = apply(y, checkpoint.read(self.prefix + self.names.named(f"embedding_norm.{part}")))
         return y
-
-    def named(self, name: str) -> str:
-        """The checkpoint's name, without the prefix, of a tensor of the model."""
-        return self._names.published(f"model.{name}").removeprefix("model.")
-
-    def names_of(self, index: int) -> Callable[[str], str]:
-        """What gives the checkpoint's name of a tensor of a layer."""
-        return lambda name: self.prefix + self.named(f"layers.{index}.{name}")
 
     def run(self, index: int, tensors: Tensors, *, observe: bool = True, advance: bool = True) -> dict[str, Inputs]:
         """Run a layer, or the norm after the last one, with weights from `tensors`.

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import mlcpipe
 from bench import bench_quality, outliers
 from bench.make_gguf import make_gguf
-from mlcpipe import Engine
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.errors import ConfigError
 from mlcpipe.quality.statistics import Scores
-from tests.conftest import QUICK
+from tests.conftest import DEMO
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -35,18 +33,25 @@ def test_the_ratio_of_pairs_is_known_better_than_its_parts() -> None:
     assert apart == pytest.approx(0.5) and wider > 20 * error
 
 
-@pytest.mark.full
-def test_planted_outliers_change_no_function(demo_bundles: Bundles, tmp_path: Path) -> None:
-    planted = outliers.plant_outliers(demo_bundles.checkpoint, tmp_path / "planted")
-    before, after = open_checkpoint(demo_bundles.checkpoint), open_checkpoint(planted)
-    norms = [name for name in before.tensors if name.endswith("layernorm.weight")]
-    for name in norms:
+def test_planted_outliers_change_no_function(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the reference is computed by torch")
+    transformers = pytest.importorskip("transformers", reason="the reference is a transformers model")
+    planted = outliers.plant_outliers(DEMO, tmp_path / "planted")
+    both = outliers.plant_outliers(DEMO, tmp_path / "both", factor=100, channels=4)
+    before, after = open_checkpoint(DEMO), open_checkpoint(planted)
+    for name in (name for name in before.tensors if name.endswith("layernorm.weight")):
         ratios = after.read(name) / before.read(name)
         assert sorted(set(ratios)) == [1, outliers.FACTOR] and (ratios > 1).sum() == len(ratios) // outliers.EVERY
-    mlcpipe.compile(planted, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
-    tokens = list(range(3, 200))
-    expected = Engine(demo_bundles["q0f32"]).logits(tokens)
-    np.testing.assert_allclose(Engine(tmp_path / "bundle").logits(tokens), expected, rtol=0, atol=1e-4)
+    up = "model.layers.0.mlp.up_proj.weight"
+    assert ((open_checkpoint(both).read(up) / before.read(up)).max(axis=1) > 99).sum() == 4
+    expected, *found = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
+            torch.arange(3, 200)[None]
+        ).logits
+        for folder in (DEMO, planted, both)
+    )
+    for logits in found:
+        np.testing.assert_allclose(logits.detach(), expected.detach(), rtol=0, atol=1e-4)
 
 
 def test_a_gguf_file_has_the_vocabulary_of_its_checkpoint(demo_bundles: Bundles, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 import mlcpipe
 from bench.outliers import plant_outliers
 from bench.program import command_line, run_program
@@ -78,22 +76,15 @@ def measure(
     return Row(work.name, prompt, decode, all_prompt, all_decode, alone)
 
 
-def table(rows: list[Row]) -> Table:
-    """One line for each row."""
-    made = Table(
-        "weights",
-        "int8: prompts",
-        "decode",
-        "prompts / decode",
-        "in all: prompts",
-        "decode",
-        "weights alone",
-        "all / alone",
-    )
+def table(rows: list[Row]) -> str:
+    """A Markdown table with one line for each row."""
+    heads = ("weights", "int8: prompts", "decode", "all roundings: prompts", "decode", "weights alone", "all / alone")
+    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     for row in rows:
-        found = (row.prompt, row.decode, row.prompt / row.decode, row.all_prompt, row.all_decode, row.weights_alone)
-        made.add_row(row.name, *(f"{number:.3g}" for number in found), f"{row.all_prompt / row.weights_alone:.3f}")
-    return made
+        found = (row.prompt, row.decode, row.all_prompt, row.all_decode, row.weights_alone)
+        numbers = " | ".join(f"{number:.5f}" for number in found)
+        lines.append(f"`{row.name}` | {numbers} | {row.all_prompt / row.weights_alone:.3f}")
+    return "".join(f"| {line} |\n" for line in lines)
 
 
 def main() -> None:
@@ -123,7 +114,7 @@ def main() -> None:
                     work = options.work / name
                     rows.append(measure(checkpoint, quantization, how, chosen, work, progress))
                     stderr_console().print(rows[-1])
-    stdout_console().print(table(rows))
+    stdout_console().print(table(rows), soft_wrap=True, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

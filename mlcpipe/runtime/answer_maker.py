@@ -179,6 +179,7 @@ class AnswerMaker:
         request = Request(
             prompt, min(max_tokens or room, room), sampling, stop_ids=eos, logprobs=sampling.logprobs or None,
             grammar=grammar, adapter=self.model.adapter, pictures=pictures,
+            control=() if tokenizer is None else tokenizer.control_places(prompt),
         )  # fmt: skip
         kept = without_dropped(prompt, tokens_to_drop(len(prompt), self.model.bundle.context_length))
         generation = Generation(self.model.bundle.manifest, len(kept), text, tokenizer, self.load_s)

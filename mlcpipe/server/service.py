@@ -192,6 +192,7 @@ class Service(OffLoop):
             namespace=body.namespace,
             deterministic=bool(body.deterministic),
             adapter=self.adapter_of(body.model),
+            control=self.tokenizer.control_places(tokens),
         )
 
     async def rules(

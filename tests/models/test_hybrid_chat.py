@@ -61,6 +61,21 @@ def test_ten_turns_compute_what_is_new(path: Path) -> None:
     assert sum(f"a: {one.text}\n" in corpus for one in found) >= 9 and len({one.text for one in found}) >= 8
 
 
+def test_chats_share_their_system_prompt(path: Path) -> None:
+    """The second starts where the system prompt of the first one ends."""
+    system = {"role": "system", "content": " ".join([*QUESTIONS, *QUESTIONS])}
+    chats = [[system, {"role": "user", "content": question}] for question in QUESTIONS[1:3]]
+    with Engine(path, context_length=CONTEXT, threads=1, draft="off") as engine:
+        first, other = (engine.chat(one, temperature=0.0, max_tokens=24) for one in chats)
+        one, two = (engine.tokenizer.encode_chat(each) for each in chats)
+        engine.reset()
+        alone = engine.chat(chats[1], temperature=0.0, max_tokens=24)
+    same = next(place for place, (a, b) in enumerate(zip(one, two)) if a != b)
+    assert first.stats.cached_tokens == alone.stats.cached_tokens == 0
+    assert same > 80 and same - 20 < other.stats.cached_tokens <= same
+    assert other.token_ids == alone.token_ids
+
+
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "drawn"])
 def test_drafts_of_its_own_layer_change_no_turn(
     settings: dict[str, Any], path: Path, monkeypatch: pytest.MonkeyPatch

@@ -88,10 +88,10 @@ def alone(bundle: LoadedBundle, tokens: list[int], answer: int = ANSWER) -> list
     return steps.logits[sequence.id]
 
 
-def answered(steps: Steps, tokens: list[int], *, exact: bool = True) -> Sequence:
+def answered(steps: Steps, tokens: list[int], *, exact: bool = True, borders: tuple[int, ...] = ()) -> Sequence:
     """A request to its end: its answer is what it is alone; where it is not `exact`, what it finds may be an answer."""
     sequence = steps.scheduler.submit(
-        ScheduledRequest(tuple(tokens), ANSWER, GREEDY, arrival=steps.now, deterministic=exact)
+        ScheduledRequest(tuple(tokens), ANSWER, GREEDY, arrival=steps.now, deterministic=exact, borders=borders)
     )
     steps.run()
     atol = 0 if exact else 1e-4
@@ -121,6 +121,9 @@ def test_a_prompt_starts_where_one_that_begins_like_it_left_a_checkpoint(bundle:
     assert (first.cached, answered(steps, [*prompt, *words(30, 1)]).cached) == (0, LAST_BORDER)
     assert answered(steps, [*first.tokens, 5], exact=False).cached == (PROMPT + ANSWER - 1) // 16 * 16  # its own
     assert answered(steps, [*prompt[:50], *words(30, 2)]).cached == 0  # pages, but no checkpoint
+    bordered = [*words(70, 5), *words(60, 6)]
+    answered(steps, bordered, borders=(64, 112))
+    assert answered(steps, [*bordered[:70], *words(30, 2)]).cached == 64
     assert steps.scheduler.totals.prefix_lost == 48
 
 

@@ -74,7 +74,10 @@ def requests(rng: random.Random, count: int, vocab: int) -> list[Request]:
         ]
         sampling = SamplingParams(temperature=rng.choice((0.0, 1.0)), seed=rng.randrange(4))
         exact, priority = rng.random() < 0.67, rng.choice((-1, 0, 0, 1))
-        asked.append(Request(prompt, rng.randint(1, 60), sampling, priority=priority, deterministic=exact))
+        control = sorted(rng.sample(range(len(prompt)), min(3, len(prompt))))  # where messages would end
+        asked.append(
+            Request(prompt, rng.randint(1, 60), sampling, priority=priority, deterministic=exact, control=control)
+        )
     return asked
 
 

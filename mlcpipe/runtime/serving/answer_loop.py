@@ -33,6 +33,7 @@ from mlcpipe.runtime.serving.interface import (
     Wake,
     check_pictures,
 )
+from mlcpipe.runtime.serving.message_borders import page_borders
 from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence
 from mlcpipe.runtime.serving.step import Event, PrefillRows, Step
 from mlcpipe.runtime.token_rules import RowRules
@@ -157,6 +158,7 @@ class AnswerLoop:
                     scored=request.prompt_logprobs is not None,
                     pictures={one.number: one for one in request.pictures},
                     denoising=answer.denoising,
+                    borders=() if answer.dropped else page_borders(len(request.tokens), request.control),
                 )
             )
         except MlcpipeError as error:

@@ -53,6 +53,7 @@ class Request:
     prompt_logprobs  None, or how many alternatives each token of the prompt reports; such a prompt is computed whole,
                 once for all requests that are submitted after it, as long as it runs, with the same list of tokens
     pictures    those in the prompt
+    control     where the prompt has control tokens, in order: messages begin and end there
     """
 
     tokens: list[int]
@@ -70,6 +71,7 @@ class Request:
     rules: TokenRules | None = None
     prompt_logprobs: int | None = None
     pictures: Sequence[Picture] = ()
+    control: Sequence[int] = ()
 
     @property
     def ids(self) -> list[int]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
+from mlcpipe.runtime.serving.message_borders import MIN_CHECKPOINT_TOKENS, border_between
 from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.prefix_node import NONE, Checkpoint, Node
 from mlcpipe.runtime.serving.sequence import Sequence
@@ -23,7 +24,6 @@ from tir_schedules.step_layout import PAGE
 _MOST_EVICTED = 1 << 14  # of which is remembered that they were here
 
 Family = tuple[tuple[Hashable, int], bool, int]  # (namespace, adapter), whether frequencies are others, length of RoPE
-MIN_CHECKPOINT_TOKENS = 64  # between checkpoints that stay: a slot must save recomputing at least these
 
 
 def page_tokens(sequence: Sequence, at: int) -> tuple[int, ...]:
@@ -223,13 +223,22 @@ class PrefixTree:
                     self._forget(last.node, group)
         sequence.checkpoint = Checkpoint(node, sequence.slot, sequence.computed, before)
 
-    def checkpoint_before(self, begin: int, end: int) -> int:
-        """Where to split a prompt whose tokens from `begin` to `end` are computed; `end` for no split.
+    def checkpoint_before(self, begin: int, end: int, borders: tuple[int, ...] = ()) -> int:
+        """Where to split a prompt whose last tokens, from `begin` to `end`, are computed; `end` for no split.
 
-        Prompts that begin with this one may start there: after all but its last token, in whole pages.
+        Prompts that begin with this one may start there: after its messages, or all but its last token, in whole pages.
         """
-        last = (end - 1) // PAGE * PAGE
-        return last if self.pool.slots is not None and last - begin >= MIN_CHECKPOINT_TOKENS else end
+        if self.pool.slots is None:
+            return end
+        last, border = (end - 1) // PAGE * PAGE, border_between(borders, begin, end)
+        if border is not None:
+            return border
+        return last if last - begin >= MIN_CHECKPOINT_TOKENS else end
+
+    def chunk_before(self, begin: int, end: int, borders: tuple[int, ...]) -> int:
+        """Where a chunk of a prompt ends that has room up to `end`: at a border of messages, if half of it stays."""
+        border = None if self.pool.slots is None else border_between(borders, begin, end, 0.5)
+        return end if border is None else border
 
     def evict(self, counts: Iterable[int]) -> bool:
         """Free so many idle pages of each group, the least recently used first; False, and no change, if too few."""

@@ -287,8 +287,9 @@ class Scheduler:
             end = (begin + rows) // PAGE * PAGE
             if self.pool.slots is None or self.limits.prefill_chunk < PAGE:
                 end = max(end, begin + min(rows, PAGE))
+            end = self.tree.chunk_before(begin, end, sequence.request.borders)
         else:
-            end = self.tree.checkpoint_before(begin, end)
+            end = self.tree.checkpoint_before(begin, end, sequence.request.borders)
         least, uncut = 0, self.limits.whole_pictures and bool(sequence.request.pictures)
         if uncut:
             room = self.limits.prefill_chunk - sum(one.rows for one in step.prefill)

@@ -53,6 +53,7 @@ class ScheduledRequest:
     parks          after the answer its pages stay until others need them, also the last one, for the next turn
     scored         the forwards of the prompt give logits of all its rows; its namespace is its own
     denoising      how blocks of the answer are made, or None where one token follows the other
+    borders        the ends of pages before which its messages end, in order: see `message_borders.py`
 
     Raises UsageError.
     """
@@ -76,6 +77,7 @@ class ScheduledRequest:
     scored: bool = False
     pictures: abc.Mapping[int, Picture] = field(default_factory=dict)
     denoising: Denoising | None = None
+    borders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tokens:

@@ -102,6 +102,11 @@ class Tokenizer:
         """
         return self.with_rows(self._encoding(self.library, text, add_special_tokens).ids)
 
+    def control_places(self, tokens: Sequence[int]) -> list[int]:
+        """Where these tokens are control tokens."""
+        control = self.literal.control
+        return [place for place, token in enumerate(tokens) if token in control]
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -87,13 +87,16 @@ def test_answers_as_the_python_engine(run: Run, real_page: Path, web_bundle: Pat
     run(FILE, "answers_as_the_python_engine_and_works_offline", site, expected=expected)
 
 
-def test_pages_are_run_by_the_page_s_own_engine(run: Run, real_page: Path, wasm_runtime: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [pytest.param("q8", marks=pytest.mark.everything), "q4"])
+def test_pages_are_run_by_the_page_s_own_engine(
+    dtype: str, run: Run, real_page: Path, wasm_runtime: None, tmp_path: Path
+) -> None:
     """WebLLM has no cache of codes."""
     bundle = mlcpipe.compile(
-        DEMO, target="webgpu", quantization=QUANTIZATION, kv_cache_dtype="q8", output=tmp_path / "demo", quick=True
+        DEMO, target="webgpu", quantization=QUANTIZATION, kv_cache_dtype=dtype, output=tmp_path / "demo", quick=True
     )
     site = assemble_site(real_page, [bundle], title="Demo model")
-    run(FILE, "pages_are_run_by_the_page_s_own_engine", site, expected=_of_the_python_engine(tmp_path, "q8"))
+    run(FILE, "pages_are_run_by_the_page_s_own_engine", site, expected=_of_the_python_engine(tmp_path, dtype))
 
 
 @pytest.mark.everything

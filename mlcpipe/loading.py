@@ -46,6 +46,7 @@ def load(
     draft: Literal["lookup", "off"] | None = None,
     draft_model: str | Path | None = None,
     draft_head: str | None = None,
+    mmproj: str | Path | None = None,
     stages: Sequence[int] | None = None,
     device_memory_bytes: int | None = None,
     progress: Progress | bool = True,
@@ -72,6 +73,8 @@ def load(
         draft: how next tokens are guessed; see `Engine`. None is "off" without a draft model or head.
         draft_model: a smaller model with the same tokens that drafts, named as `model` is.
         draft_head: folder or `hf://` name of an EAGLE-3 head or Medusa heads, which the checkpoint is compiled with.
+        mmproj: the file with the tower of a GGUF model that sees; None is the one beside the model that fits, "none"
+            the text alone.
         stages: layers on each of several devices; None is as many as fit on the fastest, the rest on the others.
         device_memory_bytes: what stages on a GPU are planned to take at most; None is its free memory.
         progress: receives reports on downloading, compiling and loading; True shows a bar in a terminal or a notebook,
@@ -95,8 +98,8 @@ def load(
             prepare_bundle, quantization=quantization, best=best, kv_cache_dtype=kv_cache_dtype, progress=shown
         )
         bundle = prepare(
-            model, device, target=target, adapters=adapter is not None, draft_head=draft_head, stages=stages,
-            device_memory_bytes=device_memory_bytes,
+            model, device, target=target, adapters=adapter is not None, draft_head=draft_head, mmproj=mmproj,
+            stages=stages, device_memory_bytes=device_memory_bytes,
         )  # fmt: skip
         drafts = None
         if draft_model is not None:
@@ -135,6 +138,7 @@ def prepare_bundle(
     kv_cache_dtype: str | None = None,
     adapters: bool = False,
     draft_head: str | None = None,
+    mmproj: str | Path | None = None,
     quick: bool = False,
     runs_here: bool = True,
     task: str = ANY,
@@ -149,7 +153,7 @@ def prepare_bundle(
 
     The cache key covers the checkpoint's content, target, quantization, KV cache dtype, this processor and all
     versions. `adapters` compiles a checkpoint for LoRA adapters; a bundle without is an error.
-    `draft_head` compiles it with a draft head, as in `mlcpipe.compile`; a bundle is an error.
+    `draft_head` and `mmproj` compile it with a draft head and a tower, as in `mlcpipe.compile`; a bundle is an error.
     `quick` is as there; `runs_here` is false if a browser or another machine runs the bundle.
     `task` is one of `mlcpipe.support.defaults`, `context` the asked one: a checkpoint that does not do that is refused
     before it is downloaded or compiled. `stages` and `device_memory_bytes` are those of `load`;
@@ -169,6 +173,10 @@ def prepare_bundle(
             "a bundle takes no draft head", where=given,
             next_step="give the checkpoint, or compile it with --draft-head; the server then uses it automatically",
         )  # fmt: skip
+    if given is not None and mmproj is not None:
+        raise UsageError(
+            "a bundle takes no mmproj file", where=given, next_step="give the GGUF model, or compile it with --mmproj"
+        )
     if given is not None and best:
         raise UsageError(
             "--best has no effect on a bundle, whose weights are quantized already", where=given,
@@ -193,7 +201,8 @@ def prepare_bundle(
         _check_variant(name)
     wanted = Wanted(
         quantization, best, kv_cache_dtype, adapters, quick, runs_here, task, context, stages, device_memory_bytes,
-        cuts=not (whole or quick or adapters or best or draft_head) and runs_here,
+        cuts=not (whole or quick or adapters or best or draft_head or mmproj) and runs_here,
+        mmproj=None if mmproj is None else str(mmproj),
     )  # fmt: skip
     bundle, place = _compiled(model, draft_head, wanted, place, progress)
     if chosen is not None and place.why:
@@ -229,6 +238,7 @@ class Wanted:
     stages: Sequence[int] | None = None
     device_memory_bytes: int | None = None
     cuts: bool = False
+    mmproj: str | None = None
 
     @property
     def method(self) -> str | None:
@@ -267,6 +277,7 @@ def _compiled(
     from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
+    from mlcpipe.checkpoint.gguf.mmproj import with_mmproj
     from mlcpipe.compiler.automatic import choose
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.support.resources import demo_model_path
@@ -286,6 +297,8 @@ def _compiled(
         checkpoint = open_checkpoint(path)
         if head is not None:
             checkpoint = with_draft_head(checkpoint, head)
+        if wanted.mmproj is not None:
+            checkpoint = with_mmproj(checkpoint, wanted.mmproj)
         quantization = checkpoint.quantization(wanted.quantization)
         names = (recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters,
                  *["best"] * wanted.best, *["no head"] * (head == NO_HEAD))  # fmt: skip
@@ -319,8 +332,9 @@ def _compiled(
 
                 mlcpipe.compile(
                     checkpoint.path, target=place.target, quantization=quantization,
-                    kv_cache_dtype=wanted.kv_cache_dtype, adapters=wanted.adapters, draft_head=head, output=bundle,
-                    method=wanted.method, quick=wanted.quick, stages=place.stages or None, progress=progress,
+                    kv_cache_dtype=wanted.kv_cache_dtype, adapters=wanted.adapters, draft_head=head,
+                    mmproj=wanted.mmproj, output=bundle, method=wanted.method, quick=wanted.quick,
+                    stages=place.stages or None, progress=progress,
                 )  # fmt: skip
     record_use(cache, typed_name(model), bundle.name)
     return bundle, place

@@ -67,12 +67,13 @@ class DraftHead:
 @dataclass(frozen=True)
 class PictureTower:
     """The other part of a model that sees: the whole's config.json and preprocessor_config.json, and the tensors of its
-    tower by the names of its modules.
+    tower by the names of its modules. `files` are those of a tower that is in files of its own.
     """
 
     config: Mapping[str, Any] = field(repr=False)
     preprocessor: Mapping[str, Any] = field(repr=False)
     tensors: Mapping[str, TensorInfo] = field(repr=False)
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Checkpoint:
 
     `config` and `generation_config` are the parsed files ({} for an absent generation_config.json); `tensors`
     is sorted by name; `weight_files` are the safetensors, sorted. `draft_head` describes the draft head, if any;
-    `pictures` the tower whose tensors are not among them, if there is one for the family.
+    `pictures` the tower whose tensors are not among them, if there is one for the family. `notes` say what of
+    the files is not read, and why.
     """
 
     path: Path
@@ -91,6 +93,7 @@ class Checkpoint:
     weight_files: tuple[Path, ...]
     draft_head: DraftHead | None = field(default=None, kw_only=True)
     pictures: PictureTower | None = field(default=None, kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def name(self) -> str | None:

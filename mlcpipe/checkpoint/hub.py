@@ -31,7 +31,7 @@ from mlcpipe.checkpoint.checkpoint import (
     Checkpoint,
 )
 from mlcpipe.checkpoint.content_hash import file_digest
-from mlcpipe.checkpoint.gguf.choice import TAG, gguf_models
+from mlcpipe.checkpoint.gguf.choice import TAG, gguf_models, mmproj_of
 from mlcpipe.checkpoint.ollama import resolve_ollama
 from mlcpipe.checkpoint.open import read_weight_map
 from mlcpipe.checkpoint.preview import Download, config_preview, gguf_preview
@@ -91,9 +91,9 @@ def resolve(
     """The checkpoint for `spec`: a path unchanged, Ollama's file, or an `hf://` model, downloaded if needed.
 
     Downloads configurations, tokenizer files, the chat template, and safetensors with their index; or with a tag only
-    the GGUF file that it names, with its parts; never code or pickles. An interrupted download resumes, even in a later
-    call. Every file is checked against the hash that the hub lists, also those that another program put into the
-    cache. When the hub is unreachable, a complete copy in the cache is used.
+    the GGUF file that it names, with its parts and the tower beside it, if it sees; never code or pickles. An
+    interrupted download resumes, even in a later call. Every file is checked against the hash that the hub lists, also
+    those that another program put into the cache. When the hub is unreachable, a complete copy in the cache is used.
     `check` is called with what is known of a model before its weights are downloaded, and may refuse it. Without
     `weights` nothing is downloaded after that.
     `cache_dir` and `endpoint` default to huggingface_hub's (HF_HOME, HF_ENDPOINT).
@@ -179,13 +179,18 @@ class _Snapshot:
         """Fetches what is missing, small files first, and returns the snapshot's folder, or its GGUF file."""
         if self._model.tag:
             files = self._gguf_files()
-            if check is not None and (missing := self._missing(files)):
+            tower = mmproj_of(self._listed, files[0])
+            beside = [] if tower is None else [tower]
+            if check is not None and (missing := self._missing([*files, *beside])):
                 progress.stage(f"check the header of {self._model}")
-                with gguf_preview([self._remote(name) for name in files], self._model) as preview:
+                pieces = [self._remote(name) for name in files]
+                with gguf_preview(pieces, self._model, self._remote(tower) if tower else None) as preview:
+                    if preview.pictures is None and beside:
+                        beside, missing = [], self._missing(files)  # of another model, or not supported
                     self._check(check, preview, missing)
                 if not weights:
                     return self._folder / files[0]
-            path = self._fetch(files, "download weights", progress) / files[0]
+            path = self._fetch([*files, *beside], "download weights", progress) / files[0]
             self._remember_revision()
             return path
         if SINGLE_FILE not in self._listed and INDEX not in self._listed:

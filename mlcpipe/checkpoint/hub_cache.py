@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlcpipe.checkpoint.gguf.choice import gguf_models
+from mlcpipe.checkpoint.gguf.choice import gguf_models, is_mmproj
 from mlcpipe.checkpoint.hub import parse_spec, repo_folder
 from mlcpipe.errors import DownloadError
 from mlcpipe.support.atomic import only_writer, remove_directory
@@ -34,7 +34,9 @@ def downloaded(spec: str, cache_dir: Path | None = None) -> list[Path]:
     found: set[Path] = set()
     for snapshot in sorted((folder / "snapshots").glob("*")):
         names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
-        links = [snapshot / name for files in gguf_models(names, model.tag) for name in files if name in names]
+        chosen = gguf_models(names, model.tag)
+        towers = filter(is_mmproj, names) if chosen == gguf_models(names) else ()  # which other tags share
+        links = [snapshot / name for files in (*chosen, towers) for name in files if name in names]
         blobs = [link.resolve() for link in links if link.is_symlink()]
         found |= {*links, *(blob for blob in blobs if blob.parent == (folder / "blobs").resolve() and blob.exists())}
     return sorted(found)

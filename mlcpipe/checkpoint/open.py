@@ -19,6 +19,7 @@ from mlcpipe.checkpoint.dense_modules import with_dense
 from mlcpipe.checkpoint.expert_stacks import unstacked
 from mlcpipe.checkpoint.flat_convolutions import flat_convolutions
 from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
+from mlcpipe.checkpoint.gguf.mmproj import with_mmproj
 from mlcpipe.checkpoint.latent import split_latent
 from mlcpipe.checkpoint.misplaced import no_checkpoint, no_path
 from mlcpipe.checkpoint.own_head import with_own_head
@@ -44,14 +45,15 @@ _AS_MODELS_NAME_IT: tuple[Callable[[Checkpoint], Checkpoint], ...] = (
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens a checkpoint folder or a GGUF file, and checks its configuration, index and every header.
 
-    Reads no weights except GPTQ's zero points and a head that may be the embedding. `model.safetensors` takes
-    precedence over an index, as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
-    config.json, generation_config.json and GGUF's metadata.
+    A GGUF model has the tower of the mmproj file beside it, if one fits. Reads no weights except GPTQ's zero points and
+    a head that may be the embedding. `model.safetensors` takes precedence over an index, as in transformers. Raises
+    CheckpointError for the folder and the weights, ConfigError for config.json, generation_config.json and GGUF's
+    metadata.
     """
     folder = Path(path)
     if not folder.is_dir():
         if (folder.suffix == SUFFIX and folder.exists()) or is_gguf(folder):
-            return with_own_head(split_latent(open_gguf(folder)))
+            return with_own_head(split_latent(with_mmproj(open_gguf(folder))))
         raise no_path(folder)
     if not os.path.lexists(folder / CONFIG):
         raise no_checkpoint(folder)

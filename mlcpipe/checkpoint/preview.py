@@ -12,15 +12,16 @@ from types import MappingProxyType
 
 from mlcpipe.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, read_config
 from mlcpipe.checkpoint.dense_modules import with_dense
-from mlcpipe.checkpoint.gguf.checkpoint import open_gguf
+from mlcpipe.checkpoint.gguf.checkpoint import GgufCheckpoint, open_gguf
 from mlcpipe.checkpoint.gguf.families import ROPE_FACTORS
 from mlcpipe.checkpoint.gguf.header import parse_header
+from mlcpipe.checkpoint.gguf.mmproj import with_mmproj
 from mlcpipe.checkpoint.quantized import without_quantization
 from mlcpipe.checkpoint.remote_code import known
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.checkpoint.text_tower import text_tower
 from mlcpipe.checkpoint.transfer import RemoteFile, read_range
-from mlcpipe.errors import naming
+from mlcpipe.errors import CheckpointError, ConfigError, naming
 
 _NO_TENSORS: Mapping[str, TensorInfo] = MappingProxyType({})
 _MAX_FACTOR_BYTES = 1 << 16
@@ -44,11 +45,11 @@ def config_preview(folder: Path) -> Checkpoint:
 
 
 @contextmanager
-def gguf_preview(parts: Sequence[RemoteFile], title: object) -> Iterator[Checkpoint]:
-    """A model in GGUF by the headers of its parts, which are fetched; errors call it `title`.
+def gguf_preview(parts: Sequence[RemoteFile], title: object, tower: RemoteFile | None = None) -> Iterator[Checkpoint]:
+    """A model in GGUF by the headers of its parts and its tower, which are fetched; errors call it `title`.
 
-    Its data are zeros, rope factors aside. Raises CheckpointError and ConfigError as `open_checkpoint`, and what
-    `read_range` raises.
+    Its data are zeros, rope factors aside. A tower that is damaged or does not fit is left out. Raises CheckpointError
+    and ConfigError as `open_checkpoint`, and what `read_range` raises.
     """
     with tempfile.TemporaryDirectory(prefix="mlcpipe-header-") as folder:
         copies = [Path(folder) / Path(part.name).name for part in parts]
@@ -61,7 +62,19 @@ def gguf_preview(parts: Sequence[RemoteFile], title: object) -> Iterator[Checkpo
                     if tensor.name in ROPE_FACTORS and tensor.nbytes <= _MAX_FACTOR_BYTES:
                         _copy(part, copy, tensor.offset, tensor.nbytes)
             opened = open_gguf(copies[0])
+            if tower is not None:
+                opened = _with_tower(opened, tower, Path(folder) / Path(tower.name).name)
         yield opened
+
+
+def _with_tower(model: GgufCheckpoint, tower: RemoteFile, copy: Path) -> GgufCheckpoint:
+    with copy.open("wb") as file:
+        file.truncate(tower.size)
+    try:
+        parse_header(_Copied(tower, copy), tower.size, copy)
+        return with_mmproj(model, copy)
+    except (CheckpointError, ConfigError):
+        return model
 
 
 class _Copied(io.RawIOBase):

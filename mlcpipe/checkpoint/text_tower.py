@@ -6,17 +6,17 @@ after a prefix of their own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from mlcpipe.checkpoint.checkpoint import PREPROCESSOR_CONFIG, Checkpoint, PictureTower, read_config
+from mlcpipe.checkpoint.flat_convolutions import as_modules_have_it
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.support.json_files import shown
-from mlcpipe.vision import TURNED, has_tower, tower_names
+from mlcpipe.vision import has_tower, tower_names
 
 NESTED, PICTURES = "text_config", "vision_config"
 # What config.json calls the text model -> the family with the same layers.
@@ -120,11 +120,7 @@ def with_pictures(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _pictures(whole: Checkpoint) -> PictureTower | None:
-    """The tower, if there is one for the family, and files of a processor.
-
-    The projection of patches, which files have as a convolution [hidden, 3, (frames,) patch, patch], becomes a matrix,
-    tables [k, n, hidden] have k * n rows, and matrices [in, out] are turned.
-    """
+    """The tower, if there is one for the family, and files of a processor."""
     if not has_tower(whole.config) or not (whole.path / PREPROCESSOR_CONFIG).is_file():
         return None
     tensors, names = {}, tower_names(whole.config)
@@ -133,11 +129,7 @@ def _pictures(whole: Checkpoint) -> PictureTower | None:
         prefix = next((one for one in names if name.startswith(one)), None)
         if prefix is not None and names[prefix]:
             own = names[prefix] + name.removeprefix(prefix)
-            shape = tensor.shape
-            shape = (shape[0], math.prod(shape[1:])) if len(shape) in (4, 5) else shape
-            shape = (math.prod(shape[:2]), shape[2]) if len(shape) == 3 else shape or (1,)
-            turned = own.endswith(TURNED) and len(shape) == 2
-            tensors[own] = replace(tensor, name=own, shape=shape[::-1] if turned else shape, turned=turned)
+            tensors[own] = as_modules_have_it(replace(tensor, name=own))
     return PictureTower(whole.config, read_config(whole.path / PREPROCESSOR_CONFIG), MappingProxyType(tensors))
 
 

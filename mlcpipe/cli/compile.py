@@ -23,6 +23,7 @@ from mlcpipe.cli.options import (
     JsonOption,
     KvCacheDtypeOption,
     MethodOption,
+    MmprojOption,
     OverwriteOption,
     QuantizationOption,
     StagesOption,
@@ -71,6 +72,7 @@ def compile_command(
         bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, chosen at run time.")
     ] = False,
     draft_head: DraftHeadOption = None,
+    mmproj: MmprojOption = None,
     stages: StagesOption = None,
     no_tokenizer: Annotated[
         bool,
@@ -163,6 +165,7 @@ def compile_command(
                 kv_cache_dtype=kv_cache_dtype or AUTO,
                 adapters=adapters,
                 draft_head=head,
+                mmproj=mmproj,
                 stages=counts,
                 quick=quick,
                 overwrite=overwrite,

@@ -133,6 +133,13 @@ DraftHeadOption = Annotated[
         "faster; answers do not change. A checkpoint that has a layer for this needs none; `none` leaves that out.",
     ),
 ]
+MmprojOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The mmproj file of a GGUF model that sees. (default: the one in the model's folder; `none`: text alone)",
+    ),
+]
 AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

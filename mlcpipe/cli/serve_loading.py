@@ -41,7 +41,7 @@ def prepare(options: ServeOptions, make: Callable[..., Path]) -> Bundles:
     }  # fmt: skip
     own = make(
         options.first, device, best=options.best, adapters=options.with_adapters, draft_head=options.draft_head,
-        task=SERVE, context=options.context, stages=stages_of(options.stages),
+        mmproj=options.mmproj, task=SERVE, context=options.context, stages=stages_of(options.stages),
         device_memory_bytes=options.device_memory_bytes, whole=options.many, **choices,
     )  # fmt: skip
     if automatic and (options.draft_model or options.semantic_cache):

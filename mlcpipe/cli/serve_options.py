@@ -18,6 +18,7 @@ from mlcpipe.cli.options import (
     DeviceOption,
     DraftHeadOption,
     KvCacheDtypeOption,
+    MmprojOption,
     QuantizationOption,
     StagesOption,
     TargetOption,
@@ -166,6 +167,7 @@ class ServeOptions:
         ),
     ] = None
     draft_head: DraftHeadOption = None
+    mmproj: MmprojOption = None
     max_per_key: Annotated[
         int | None, typer.Option(help="Concurrent requests per key; one more gets 429. (default: any number)")
     ] = None
@@ -270,7 +272,7 @@ class ServeOptions:
         """The options of a model that is not the first: without those of one model."""
         return replace(
             self, model=[model], name=None, alias=None, warm=None, adapter=None, draft_model=None, draft_head=None,
-            semantic_cache=None,
+            mmproj=None, semantic_cache=None,
         )  # fmt: skip
 
     def adapter_ranks_for(self, packed_ranks: int) -> int:
@@ -332,7 +334,8 @@ class ServeOptions:
         elif not self.model and (self.embed or self.models):
             alone = {
                 "name": self.name, "alias": self.alias, "warm": self.warm, "adapter": self.adapter,
-                "draft-model": self.draft_model, "draft-head": self.draft_head, "semantic-cache": self.semantic_cache,
+                "draft-model": self.draft_model, "draft-head": self.draft_head, "mmproj": self.mmproj,
+                "semantic-cache": self.semantic_cache,
             }  # fmt: skip
             given = next((name for name, value in alone.items() if value), None)
             if given is not None:
@@ -353,6 +356,7 @@ class ServeOptions:
             "draft": self.draft is not DraftKind.lookup,
             "draft_model": self.draft_model,
             "draft_head": self.draft_head,
+            "mmproj": self.mmproj,
             "context_shift": self.context_shift,
             "swap_bytes": self.swap_bytes,
             "allow_remote_images": self.allow_remote_images,

@@ -16,6 +16,7 @@ from mlcpipe.bundle.origin import accept, forget
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
+from mlcpipe.checkpoint.gguf.mmproj import NO_MMPROJ, with_mmproj
 from mlcpipe.compiler.backends import backend_of, find_writer
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
@@ -23,13 +24,13 @@ from mlcpipe.compiler.calibration.duration import expected_duration
 from mlcpipe.compiler.calibration.outliers import Folding, folded_tensors, folding_of
 from mlcpipe.compiler.calibration.quantize import calibrated
 from mlcpipe.compiler.calibration.text import CalibrationText, calibration_text
-from mlcpipe.compiler.export import with_metadata
+from mlcpipe.compiler.export import pictures_of, with_metadata
 from mlcpipe.compiler.job import Job, lower, lower_companion
 from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metadata, manifest, mlc_config
 from mlcpipe.compiler.preflight import BUNDLE_BYTES, Purpose
 from mlcpipe.compiler.stages import StagePart, check_options, lower_stages, parts_of, write_stages
 from mlcpipe.compiler.text.programs import text_programs
-from mlcpipe.errors import ConfigError
+from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.host.finding import byte_size
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
@@ -57,6 +58,7 @@ def compile(
     kv_cache_dtype: str = "auto",
     adapters: bool = False,
     draft_head: str | Path | None = None,
+    mmproj: str | Path | None = None,
     stages: Sequence[int] | None = None,
     quick: bool = False,
     overwrite: bool = False,
@@ -89,6 +91,8 @@ def compile(
         adapters: the bundle can run with LoRA adapters, chosen at run time.
         draft_head: a folder with an EAGLE-3 head or Medusa heads for the model, or `hf://org/name`: answers are drafted
             with them; `none` leaves out the layer that drafts in the checkpoint itself.
+        mmproj: the file with the tower of a GGUF model that sees, instead of the one beside it; `none` for the text
+            alone.
         stages: numbers of layers: the first so many run on one device, the next on another. `target` names one target
             for each, as in "vulkan,cpu", or one for all.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
@@ -104,11 +108,17 @@ def compile(
     )  # fmt: skip
     source = open_checkpoint(resolve(checkpoint, progress, check=purpose.check))
     folding = folding_of(fold_outliers, source, method=method, adapters=adapters)
+    if mmproj is not None:
+        source = with_mmproj(source, mmproj)
+    for note in source.notes:
+        progress.note(note)
     if stages is not None:
         on_text = folding is not None and folding.text is not None
         fitted = on_text or calibration not in (None, NO_CALIBRATION) or method in (AWQ, GPTQ)
         given = source.quantization(quantization) if quantization is None else quantization
         check_options(given, adapters=adapters, draft_head=draft_head not in (None, NO_HEAD), fitted=fitted)
+        if mmproj not in (None, NO_MMPROJ):
+            raise ConfigError("an mmproj file", where=str(mmproj), expected="a model in one piece", found="stages")
         quantization = _quantization(source, quantization, progress)
         progress.stage("lower the model")
         parts = parts_of(source, target, stages)
@@ -120,6 +130,9 @@ def compile(
     progress.stage("lower the model")
     described = load_target(target)
     writer = find_writer(described, quick=quick)
+    if mmproj not in (None, NO_MMPROJ) and pictures_of(source, described, encoder=False) is None:
+        expected = "a target whose hosts show pictures, such as cpu, and no draft head of another checkpoint"
+        raise TargetError("no pictures, which --mmproj is for", where=target, expected=expected)
     job = lower(source, described, quantization, context_length, kv_cache_dtype, adapters=adapters)
     method = method_of(job.scheme, method, job.schemes)
     text = calibration_text(method, calibration)

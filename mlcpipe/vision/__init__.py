@@ -45,6 +45,11 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 TURNED = ("projector.mm_input_projection_weight",)  # how the names of matrices [in, out] end
 
 
+def towers() -> tuple[str, ...]:
+    """The files of towers."""
+    return tuple(sorted(set(_TOWERS.values())))
+
+
 def has_tower(config: Mapping[str, Any]) -> bool:
     """Whether there is a tower for the whole's config.json."""
     return config.get("model_type") in _TOWERS

@@ -16,9 +16,10 @@ from mlcpipe.nn.config import Fields
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile
 from mlcpipe.vision.pooled import mean_of
 from mlcpipe.vision.preprocessor import WHERE, channels, preprocessor_fields, resample, side
-from mlcpipe.vision.siglip import siglip
+from mlcpipe.vision.siglip import MMPROJ_NAMES, siglip
 
 _BEGIN, _END = "<start_of_image>", "<end_of_image>"
 
@@ -81,3 +82,25 @@ class _Projector(nn.Module):
         x = op.reshape(x, (t, self.merged * self.hidden_size))
         x = op.tensor_expr_op(lambda given: mean_of(given, self.merged), "mean_of", [x])
         return [self.projection(self.mm_soft_emb_norm(x))]
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    """As published: squares of the tower's size, bilinear."""
+    pixels, patch = whole["vision_config"]["image_size"], whole["vision_config"]["patch_size"]
+    whole["mm_tokens_per_image"] = (pixels // patch // file.integer("projector.scale_factor", 4)) ** 2
+    whole["boi_token_index"] = file.token(_BEGIN)
+    file.token(_END)
+    preprocessor |= {"size": {"height": pixels, "width": pixels}, "resample": 2}
+
+
+MMPROJ = Mmproj(
+    "gemma3",
+    {"gemma3_text": "gemma3"},
+    _complete,
+    {
+        **MMPROJ_NAMES,
+        "mm.soft_emb_norm": "tower.projector.mm_soft_emb_norm",
+        "mm.input_projection.weight": "tower.projector.mm_input_projection_weight",
+    },
+    added={"mm.soft_emb_norm.weight": 1.0},
+)

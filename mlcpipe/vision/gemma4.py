@@ -24,6 +24,7 @@ from mlcpipe.nn.rows import scaled
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
 from mlcpipe.vision.axial import COLUMN_BITS, axial_rotation
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, in_layers
 from mlcpipe.vision.pooled import mean_of
 from mlcpipe.vision.preprocessor import HALF, WHERE, preprocessor_fields, resample
 
@@ -248,3 +249,54 @@ class _Projector(nn.Module):
         if self.standardize:
             x = op.multiply(op.subtract(x, self.std_bias), self.std_scale)
         return [self.embedding_projection(self.norm(x))]
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    """As published: up to 280 rows. Those of a picture see each other in models without embeddings of each layer."""
+    vision, text = whole["vision_config"], whole["text_config"]
+    heads = vision["num_attention_heads"]
+    dim = file.shape("v.blk.0.attn_q.weight")[0] // heads
+    vision |= {
+        "head_dim": dim,
+        "num_key_value_heads": file.shape("v.blk.0.attn_k.weight")[0] // max(dim, 1),
+        "rms_norm_eps": vision.pop("layer_norm_eps"),
+        "pooling_kernel_size": file.integer("projector.scale_factor", 3),
+        "position_embedding_size": file.shape("v.position_embd.weight")[-2],
+        "use_clipped_linears": "v.blk.0.attn_q.input_max" in file,
+        "standardize": "v.std_bias" in file,
+    }
+    whole["image_token_id"] = file.token("<|image|>")
+    whole["use_bidirectional_attention"] = None if text.get("hidden_size_per_layer_input") else "vision"
+    preprocessor.clear()  # the tower reads 2 x - 1
+    preprocessor |= {"patch_size": vision["patch_size"], "max_soft_tokens": 280, "resample": 3}
+
+
+_PROJECTIONS = {
+    **{f"attn_{x}": f"self_attn.{x}_proj.linear" for x in "qkv"},
+    "attn_out": "self_attn.o_proj.linear",
+    **{f"ffn_{x}": f"mlp.{x}_proj.linear" for x in ("gate", "up", "down")},
+}
+MMPROJ = Mmproj(
+    "gemma4v",
+    {"gemma4_text": "gemma4"},
+    _complete,
+    {
+        "v.patch_embd": "tower.model.patch_embedder.input_proj",
+        "v.position_embd.weight": "tower.model.patch_embedder.position_embedding_table",
+        **in_layers(
+            "tower.model.encoder.layers",
+            {
+                **_PROJECTIONS,
+                **{f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
+                "ln1": "input_layernorm",
+                "attn_post_norm": "post_attention_layernorm",
+                "ln2": "pre_feedforward_layernorm",
+                "ffn_post_norm": "post_feedforward_layernorm",
+            },
+        ),
+        "v.std_bias": "tower.projector.std_bias",
+        "v.std_scale": "tower.projector.std_scale",
+        "mm.input_projection": "tower.projector.embedding_projection",
+    },
+    channels_last=True,
+)

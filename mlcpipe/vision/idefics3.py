@@ -14,8 +14,9 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile
 from mlcpipe.vision.preprocessor import WHERE, channels, preprocessor_fields
-from mlcpipe.vision.siglip import siglip
+from mlcpipe.vision.siglip import MMPROJ_NAMES, siglip
 
 _MOST_PIXELS = 4096  # of a side, after the first resizing
 _FLAGS = ("do_resize", "do_image_splitting")
@@ -77,3 +78,23 @@ class _Connector(nn.Module):
 class _Projection(nn.Module):
     def __init__(self, in_features: int, width: int) -> None:
         self.proj = Linear(in_features, width, quantize=False)
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    """As published: tiles of the tower's size, of a picture that is at most four of them long."""
+    tile = whole["vision_config"]["image_size"]
+    whole["scale_factor"] = file.integer("projector.scale_factor", 2)
+    whole["image_token_id"] = file.token("<image>")
+    preprocessor |= {
+        "max_image_size": {"longest_edge": tile},
+        "size": {"longest_edge": file.integer("preproc_image_size", 4 * tile)},
+        "resample": 1,
+    }
+
+
+MMPROJ = Mmproj(
+    "idefics3",
+    {"llama": "smolvlm"},
+    _complete,
+    {**MMPROJ_NAMES, "mm.model.fc": "tower.projector.modality_projection.proj"},
+)

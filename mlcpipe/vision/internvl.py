@@ -19,6 +19,7 @@ from mlcpipe.nn.mlp import activation
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, in_layers
 from mlcpipe.vision.preprocessor import CLIP_MEAN, CLIP_STD, WHERE, channels, preprocessor_fields, resample, side
 from mlcpipe.vision.processors.decode import MAX_PIXELS
 
@@ -170,3 +171,50 @@ class _Projector(nn.Module):
         """[4 * t, hidden] -> one part [t, width]."""
         x = op.reshape(x, (t, self.in_features))
         return [self.linear_2(self.act(self.linear_1(self.layer_norm(x))))]
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    """As published: 1 to 12 tiles of the tower's size, bicubic."""
+    if file.integer("projector.scale_factor", 2) != 2:
+        raise file.error("projector.scale_factor", 2, file.integer("projector.scale_factor"))
+    vision = whole["vision_config"]
+    vision |= {
+        "attention_bias": "v.blk.0.attn_q.bias" in file,
+        "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in file else "rms_norm",
+        "use_mean_pooling": "v.post_ln.weight" not in file,
+    }
+    whole["image_token_id"] = file.token("<IMG_CONTEXT>")
+    preprocessor |= {
+        "size": {"height": vision["image_size"], "width": vision["image_size"]},
+        "max_patches": file.integer("preproc_max_tiles", 12),
+        "min_patches": file.integer("preproc_min_tiles", 1),
+        "resample": 3,
+    }
+
+
+MMPROJ = Mmproj(
+    "internvl",
+    dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe"), "internvl"),
+    _complete,
+    {
+        "v.class_embd": "tower.model.embeddings.cls_token",
+        "v.patch_embd": "tower.model.embeddings.patch_embeddings.projection",
+        "v.position_embd.weight": "tower.model.embeddings.position_embeddings",
+        **in_layers(
+            "tower.model.encoder.layer",
+            {
+                "ln1": "layernorm_before",
+                **{f"attn_{x}": f"attention.{x}_proj" for x in "qkv"},
+                "attn_out": "attention.projection_layer",
+                "ln2": "layernorm_after",
+                "ffn_up": "mlp.fc1",
+                "ffn_down": "mlp.fc2",
+                **{f"ls{i}.weight": f"lambda_{i}" for i in (1, 2)},
+            },
+        ),
+        "v.post_ln": "tower.model.layernorm",
+        "mm.model.mlp.0": "tower.projector.layer_norm",
+        "mm.model.mlp.1": "tower.projector.linear_1",
+        "mm.model.mlp.3": "tower.projector.linear_2",
+    },
+)

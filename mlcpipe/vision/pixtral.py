@@ -20,6 +20,7 @@ from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
 from mlcpipe.vision.axial import axial_rotation
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, check_eps, in_layers
 from mlcpipe.vision.preprocessor import CLIP_MEAN, CLIP_STD, WHERE, channels, preprocessor_fields, resample
 
 _EPS = 1e-5
@@ -139,3 +140,48 @@ class _Projector(nn.Module):
         x = op.reshape(self.norm(x), (t, self.merged, each))
         x = self.joined(op.reshape(op.permute_dims(x, [0, 2, 1]), (t, self.merged * each)))
         return [self.linear_2(self.act(self.linear_1(x)))]
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    """As published: pictures of at most `image_size` pixels. Pixtral 12B itself joins no patches, and is refused."""
+    for name in ("mm.patch_merger.weight", "mm.input_norm.weight"):
+        if name not in file:
+            raise file.error("spatial_merge_size", f"a tower with {name}", "none")
+    check_eps(file, _EPS)
+    vision = whole["vision_config"]
+    vision |= {
+        "hidden_act": "gelu" if file.flag("use_gelu", False) else "silu",
+        "rope_parameters": {"rope_theta": file.number("rope.freq_base", 1e4)},
+    }
+    whole |= {
+        "spatial_merge_size": file.integer("spatial_merge_size", 1),
+        "image_token_index": file.token("[IMG]"),
+        "multimodal_projector_bias": "mm.1.bias" in file,
+    }
+    preprocessor |= {"size": {"longest_edge": vision["image_size"]}, "resample": 3}
+
+
+MMPROJ = Mmproj(
+    "pixtral",
+    dict.fromkeys(("llama", "mistral", "ministral3"), "mistral3"),
+    _complete,
+    {
+        "v.patch_embd": "tower.model.patch_conv",
+        "v.pre_ln": "tower.model.ln_pre",
+        **in_layers(
+            "tower.model.transformer.layers",
+            {
+                "ln1": "attention_norm",
+                **{f"attn_{x}": f"attention.{x}_proj" for x in "qkv"},
+                "attn_out": "attention.o_proj",
+                "ln2": "ffn_norm",
+                **{f"ffn_{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")},
+            },
+        ),
+        "mm.input_norm": "tower.projector.norm",
+        "mm.patch_merger": "tower.projector.patch_merger.merging_layer",
+        "mm.1": "tower.projector.linear_1",
+        "mm.2": "tower.projector.linear_2",
+    },
+    interleaved=("attn_q", "attn_k"),
+)

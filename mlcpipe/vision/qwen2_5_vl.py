@@ -20,14 +20,18 @@ from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.rows import rows_of
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, in_layers
 from mlcpipe.vision.processors.qwen2_vl import MOST_RATIO
 from mlcpipe.vision.qwen2_vl import (
     EPS,
+    MERGER_NAMES,
+    MMPROJ_NAMES,
     Merger,
     PatchEmbed,
     axial_rotation,
     axial_spec,
     axial_theta,
+    complete_mmproj,
     layers_of,
     patch_info,
     text_of,
@@ -114,3 +118,26 @@ class _Projector(nn.Module):
 
         rows = op.tensor_expr_op(back, "back", [places])
         return [op.tensor_expr_op(rows_of, "rows", [self.merger(x, t), rows])]
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    """Every `n_wa_pattern`-th layer attends to the whole picture."""
+    vision, every = whole["vision_config"], file.integer("n_wa_pattern")
+    vision |= {
+        "out_hidden_size": file.integer("projection_dim"),
+        "fullatt_block_indexes": [i for i in range(min(vision["num_hidden_layers"], 1024)) if (i + 1) % every == 0],
+        "window_size": file.integer("window_size", 112),
+    }
+    complete_mmproj(file, whole, preprocessor, 56 * 56, 14 * 14 * 4 * 16384)
+
+
+MMPROJ = Mmproj(
+    "qwen2.5vl_merger",
+    {"qwen2": "qwen2_5_vl"},
+    _complete,
+    {
+        **MMPROJ_NAMES,
+        **MERGER_NAMES,
+        **in_layers("tower.model.blocks", {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
+    },
+)

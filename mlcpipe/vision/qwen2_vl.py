@@ -22,6 +22,7 @@ from mlcpipe.nn.norm import LayerNorm, RMSNorm
 from mlcpipe.nn.rope import Rope, cos_sin
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.mmproj import PART, Config, Mmproj, MmprojFile, check_eps, in_layers
 from mlcpipe.vision.processors.qwen2_vl import most_rows
 
 EPS = 1e-6
@@ -244,3 +245,64 @@ def axial_rotation(places: Tensor, head_dim: int, theta: float) -> Rotation:
 
     positions = op.tensor_expr_op(turned, "axes", [places])
     return cos_sin(Rope(4 * quarter, theta, inverse * 2), positions, None, [0] * quarter + [1] * quarter)
+
+
+def complete_mmproj(file: MmprojFile, whole: Config, preprocessor: Config, shortest: int, longest: int) -> None:
+    """The fields of Qwen's towers, and those of pictures as published, if the file does not say how many pixels."""
+    vision = whole["vision_config"]
+    check_eps(file, EPS)
+    merge, patch = file.integer("spatial_merge_size", 2), vision["patch_size"]
+    vision |= {
+        "depth": vision["num_hidden_layers"],
+        "num_heads": vision["num_attention_heads"],
+        "spatial_merge_size": merge,
+    }
+    whole["image_token_id"] = file.token("<|image_pad|>")
+    preprocessor |= {
+        "patch_size": patch,
+        "merge_size": merge,
+        "temporal_patch_size": 2,
+        "size": {
+            "shortest_edge": file.integer("image_min_pixels", shortest),
+            "longest_edge": file.integer("image_max_pixels", longest),
+        },
+        "resample": 3,
+    }
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    vision = whole["vision_config"]
+    hidden, width = vision["hidden_size"], vision.pop("intermediate_size")
+    if not width or width % hidden:
+        raise file.error("embedding_length", f"a divisor of {width}, the rows of v.blk.0.ffn_up.weight", hidden)
+    vision |= {"embed_dim": hidden, "mlp_ratio": width // hidden, "hidden_size": file.integer("projection_dim")}
+    complete_mmproj(file, whole, preprocessor, 56 * 56, 14 * 14 * 4 * 16384)
+
+
+MMPROJ_NAMES = {
+    "v.patch_embd": "tower.model.patch_embed.proj",
+    **in_layers(
+        "tower.model.blocks",
+        {
+            "ln1": "norm1",
+            "attn_qkv": "attn.qkv",
+            **{f"attn_{x}": f"attn.qkv{PART}{i}" for i, x in enumerate("qkv")},
+            "attn_out": "attn.proj",
+            "ln2": "norm2",
+        },
+    ),
+}
+MERGER_NAMES = {
+    "v.post_ln": "tower.projector.merger.ln_q",
+    **{f"mm.{i}": f"tower.projector.merger.mlp.{i}" for i in (0, 2)},
+}
+MMPROJ = Mmproj(
+    "qwen2vl_merger",
+    {"qwen2": "qwen2_vl"},
+    _complete,
+    {
+        **MMPROJ_NAMES,
+        **MERGER_NAMES,
+        **in_layers("tower.model.blocks", {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
+    },
+)

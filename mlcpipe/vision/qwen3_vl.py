@@ -19,12 +19,15 @@ from mlcpipe.nn.encoder_layer import EncoderSpec
 from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Float32
 from mlcpipe.nn.tower import Tower
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, in_layers
 from mlcpipe.vision.qwen2_vl import (
+    MMPROJ_NAMES,
     AxialEncoder,
     Merger,
     Mergers,
     axial_spec,
     axial_theta,
+    complete_mmproj,
     layers_of,
     patch_info,
     text_of,
@@ -123,3 +126,43 @@ class _Vision(AxialEncoder):
         """As `AxialEncoder.embedded`."""
         x, vectors = super().embedded(patches, places), self.pos_embed(places)
         return op.add(x, vectors if x.dtype == "float32" else op.astype(vectors, x.dtype))
+
+
+def _deep_layers(file: MmprojFile) -> list[int]:
+    layers = file.integer("block_count")
+    return [i for i, deep in enumerate(file.flags("is_deepstack_layers", layers)) if deep] if layers <= 1024 else []
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    whole["vision_config"] |= {
+        "out_hidden_size": file.integer("projection_dim"),
+        "num_position_embeddings": file.shape("v.position_embd.weight")[0],
+        "deepstack_visual_indexes": _deep_layers(file),
+    }
+    complete_mmproj(file, whole, preprocessor, 1 << 16, 1 << 24)
+
+
+def _deep_names(file: MmprojFile) -> dict[str, str]:
+    """Of the mergers after layers; the file has them by the number of the layer."""
+    parts = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
+    return {
+        f"v.deepstack.{layer}.{name}": f"tower.projector.deepstack_merger_list.{index}.{own}"
+        for index, layer in enumerate(_deep_layers(file))
+        for name, own in parts.items()
+    }
+
+
+MMPROJ = Mmproj(
+    "qwen3vl_merger",
+    {"qwen3": "qwen3_vl", "qwen3_moe": "qwen3_vl_moe", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"},
+    _complete,
+    {
+        **MMPROJ_NAMES,
+        "v.position_embd": "tower.model.pos_embed",
+        **in_layers("tower.model.blocks", {"ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}),
+        "v.post_ln": "tower.projector.merger.norm",
+        "mm.0": "tower.projector.merger.linear_fc1",
+        "mm.2": "tower.projector.merger.linear_fc2",
+    },
+    _deep_names,
+)

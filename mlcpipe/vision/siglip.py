@@ -14,6 +14,7 @@ from mlcpipe.nn.language_model import ModelFacts
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.step_states import StepStates
+from mlcpipe.vision.mmproj import in_layers
 
 _PARTS: dict[str, Any] = {
     "qkv": tuple(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj")),
@@ -82,3 +83,21 @@ class Siglip(nn.Module):
         for layer in self.encoder.layers:
             x = layer(x, kv, None)
         return self.post_layernorm(x)
+
+
+MMPROJ_NAMES = {
+    "v.patch_embd": "tower.model.embeddings.patch_embedding",
+    "v.position_embd": "tower.model.embeddings.position_embedding",
+    **in_layers(
+        "tower.model.encoder.layers",
+        {
+            "ln1": "layer_norm1",
+            **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+            "attn_out": "self_attn.out_proj",
+            "ln2": "layer_norm2",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+    ),
+    "v.post_ln": "tower.model.post_layernorm",
+}

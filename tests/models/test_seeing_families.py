@@ -47,6 +47,32 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return family, model, folder / "checkpoint", mlcpipe.Engine(bundle)
 
 
+@pytest.mark.everything
+@pytest.mark.parametrize("name", ["gemma3", "mistral3", "internvl"])
+def test_two_gguf_files_have_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    """Of the text, and of the tower beside it; tests/unit/checkpoint/test_mmproj.py compares what is read."""
+    pytest.importorskip("gguf", reason="the files are written by the gguf package")
+    from tests.unit.checkpoint.mmproj_files import write_pair
+
+    family = FAMILIES[name]
+    if name == "gemma3":  # of fewer than six layers all slide: its files do not say which
+        text = {**family.config["text_config"], "layer_types": ["sliding_attention"] * 2}
+        family = dataclasses.replace(family, config={**family.config, "text_config": text})
+    model = family.write(tmp_path / "checkpoint")
+    file = write_pair(tmp_path / "checkpoint", tmp_path / "pair")
+    (tmp_path / "exact.toml").write_text(EXACT)
+    bundle = mlcpipe.compile(
+        file, target=str(tmp_path / "exact.toml"), quantization="q0f32", output=tmp_path / "bundle"
+    )
+    engine, images = mlcpipe.Engine(bundle), [sight.noise(60, 97), sight.noise(131, 40, 1)]
+    messages = user(images[0], "\nWhat is it?", images[1], "and this?")
+    tokens, pictures = prompt_of(engine, messages)
+    inputs = family.processed(tmp_path / "checkpoint", rendered(engine, messages), images)
+    with torch.no_grad():
+        expected = model(**inputs).logits[0].numpy()
+    np.testing.assert_allclose(engine.model.all_logits(tokens, pictures), expected, rtol=0, atol=TOLERANCE)
+
+
 def user(*parts: Any) -> list[dict[str, Any]]:
     content = [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts

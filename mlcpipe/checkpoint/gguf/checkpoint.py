@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -21,6 +21,7 @@ from mlcpipe.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint,
 from mlcpipe.checkpoint.content_hash import hash_files
 from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
 from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, numbers_of_layers, renamed
+from mlcpipe.checkpoint.gguf.made_tensors import MadeTensor
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.native_formats import PARTS
 from mlcpipe.checkpoint.gguf.shards import read_shards
@@ -28,7 +29,7 @@ from mlcpipe.checkpoint.gguf.special_tokens import end_ids, token_id
 from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
 from mlcpipe.checkpoint.matrix import Matrix
 from mlcpipe.checkpoint.quantized_matrix import Parts
-from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
+from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
 from mlcpipe.support.json_files import shown, shown_path
 
@@ -75,7 +76,16 @@ class GgufCheckpoint(Checkpoint):
 
     def read(self, name: str) -> NDArray[np.float32]:
         """Tensor `name` as a new float32 array, dequantized exactly, checked to be finite."""
-        tensor = self.info(name)
+        return self._numbers(self.info(name))
+
+    def _numbers(self, tensor: TensorInfo) -> NDArray[np.float32]:
+        if isinstance(tensor, MadeTensor):
+            return np.ascontiguousarray(tensor.make([self._numbers(part) for part in tensor.parts])).reshape(
+                tensor.shape
+            )
+        if tensor.turned:
+            stored = replace(tensor, shape=tensor.shape[::-1], turned=False)
+            return np.ascontiguousarray(self._numbers(stored).T)
         if isinstance(tensor, GgufTensor) and tensor.value is not None:
             return np.array([tensor.value], np.float32)
         if isinstance(tensor, Matrix) and tensor.values is not None:
@@ -87,7 +97,7 @@ class GgufCheckpoint(Checkpoint):
         if tensor.negative_exp:
             if not (values < 0).all():
                 raise CheckpointError(
-                    f"tensor {shown(name)} has numbers that no decay has", where=shown_path(self.path),
+                    f"tensor {shown(tensor.name)} has numbers that no decay has", where=shown_path(self.path),
                     expected="numbers below 0", next_step="the file is damaged: download it again",
                 )  # fmt: skip
             values = np.log(-values)
@@ -113,7 +123,8 @@ class GgufCheckpoint(Checkpoint):
 
     def content_hash(self, cache_dir: Path | None = None) -> str:
         """sha256 (hex) over names, sizes and content of the model's files."""
-        return hash_files((*self.weight_files, *self._head_files), cache_dir)
+        towers = () if self.pictures is None else self.pictures.files
+        return hash_files((*self.weight_files, *towers, *self._head_files), cache_dir)
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:

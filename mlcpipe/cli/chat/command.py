@@ -19,6 +19,7 @@ from mlcpipe.cli.options import (
     DeviceOption,
     JsonOption,
     KvCacheDtypeOption,
+    MmprojOption,
     ModelArgument,
     QuantizationOption,
     StagesOption,
@@ -58,6 +59,7 @@ def chat_command(
     target: TargetOption = None,
     quantization: QuantizationOption = None,
     best: BestOption = False,
+    mmproj: MmprojOption = None,
     kv_cache_dtype: KvCacheDtypeOption = None,
     device: DeviceOption = AUTO,
     stages: StagesOption = None,
@@ -132,7 +134,7 @@ def chat_command(
         from mlcpipe.cli.web import chat_in_browser
 
         others = {"prompt": prompt, "image": image, "system": system, "context": context,
-                  "kv_cache_dtype": kv_cache_dtype, "context-shift": context_shift,
+                  "mmproj": mmproj, "kv_cache_dtype": kv_cache_dtype, "context-shift": context_shift,
                   "raw": raw, "session": file, "json": as_json,
                   "allow-control-tokens": allow_control_tokens,
                   "no-stats": not stats, "hide-thinking": hide_thinking, "reasoning-effort": reasoning_effort,
@@ -166,7 +168,7 @@ def chat_command(
     with console_progress(console) as progress:
         bundle = prepare_bundle(
             model, device, quantization, best=best, target=target, kv_cache_dtype=kv_cache_dtype,
-            adapters=adapter is not None, task=WRITE if raw else CHAT, context=context,
+            adapters=adapter is not None, mmproj=mmproj, task=WRITE if raw else CHAT, context=context,
             stages=stages_of(stages), device_memory_bytes=device_memory_bytes,
             chosen=places.append if question is None else None, progress=progress,
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ def write_gguf(
     fused: bool = False,
     joined: bool = False,
     apart: bool = False,
+    more: Callable[[gguf.GGUFWriter], None] | None = None,
     **split: int,
 ) -> Path:
     """`source` as llama.cpp's conversion writes it: matrices in `kind`, experts' up in `up`, vectors in float32.
@@ -71,6 +72,7 @@ def write_gguf(
     `apart`: those of delta nets, which Qwen 3 Next has by key head with z, lie by part, as later converters write them.
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
+    `more` adds other keys.
     """
     config, family = with_usual_names(source.config), gguf_families()[source.config["model_type"]]
     like = {"laguna": gguf.MODEL_ARCH.STEP35}.get(family.arch, gguf.MODEL_ARCH.DEEPSEEK2)
@@ -82,8 +84,10 @@ def write_gguf(
         writer.add_tensor(f"blk.{config['num_hidden_layers'] + i}.nextn.enorm.weight", np.ones(4, np.float32))
     add_sizes(writer, config, source.tensors.get("model.layers.0.feed_forward.w1.weight"))
     add_rope(writer, config)
+    if more is not None:
+        more(writer)
     if pre:
-        _add_byte_level(writer, source.path, pre)
+        _add_byte_level(writer, source.path, pre, config["vocab_size"])
     else:
         add_vocabulary(writer, config["vocab_size"])
     for key in ("alpha_n", "alpha_p", "beta", "eps"):  # of xIELU
@@ -181,20 +185,29 @@ def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_chat_template("{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}")
 
 
-def _add_byte_level(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
-    """The vocabulary, special tokens and chat template of a checkpoint folder."""
+def _add_byte_level(writer: gguf.GGUFWriter, folder: Path, pre: str, size: int) -> None:
+    """The vocabulary, special tokens and chat template of a checkpoint folder, and unused tokens up to `size`.
+
+    One without merges has the first unused token made of two spaces, as the package writes no empty lists.
+    """
     library = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     control = {token["content"]: token["id"] for token in library["added_tokens"]}
     vocab = {**library["model"]["vocab"], **control}
+    merges = [" ".join(pair) for pair in library["model"]["merges"]]
+    if not merges:
+        merges, vocab["\u0120\u0120"] = ["\u0120 \u0120"], len(vocab)
     tokens = sorted(vocab, key=lambda token: vocab[token])
+    kinds = [gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens]
+    unused = size - len(tokens)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in library["model"]["merges"]])
+    writer.add_token_list(tokens + [f"[PAD{i}]" for i in range(unused)])
+    writer.add_token_types(kinds + [gguf.TokenType.UNUSED] * unused)
+    writer.add_token_merges(merges)
     writer.add_eos_token_id(vocab[settings["eos_token"]])
-    writer.add_pad_token_id(vocab[settings["pad_token"]])
+    if "pad_token" in settings:
+        writer.add_pad_token_id(vocab[settings["pad_token"]])
     writer.add_chat_template(settings["chat_template"])
 
 

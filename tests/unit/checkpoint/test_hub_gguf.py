@@ -1,4 +1,4 @@
-"""`hf://org/name:TAG` downloads one of a folder's GGUF files, with its parts, and nothing else."""
+"""`hf://org/name:TAG` downloads one of a folder's GGUF files, with its parts and its tower, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from tests.unit.checkpoint.hub_server import COMMIT, Hub, serve
 
 pytestmark = pytest.mark.usefixtures("plain_network")
 PARTS = [f"Q6_K/tiny-Q6_K-{part:05}-of-00002.gguf" for part in (1, 2)]
+TOWER = "mmproj-tiny-Q8_0.gguf"
 NAMES = [
     "tiny-Q4_K_M.gguf",
     "tiny.q4_k_s.gguf",
     "tiny-Q4_K.gguf",
-    "mmproj-tiny-Q8_0.gguf",
+    TOWER,
     "README.md",
     "config.json",
     *PARTS,
@@ -35,13 +36,20 @@ def folder(plain_network: None) -> Iterator[Hub]:
 
 @pytest.mark.parametrize(
     ("tag", "files"),
-    [("Q4_K_M", NAMES[:1]), ("q4_k_m", NAMES[:1]), ("Q4_K_S", NAMES[1:2]), ("Q4_K", NAMES[2:3]), ("Q6_K", PARTS)],
+    [
+        ("Q4_K_M", [NAMES[0], TOWER]),
+        ("q4_k_m", [NAMES[0], TOWER]),
+        ("Q4_K_S", [NAMES[1], TOWER]),
+        ("Q4_K", [NAMES[2], TOWER]),
+        ("Q6_K", PARTS),  # in another folder than the tower
+    ],
 )
 def test_only_the_named_file_is_downloaded(folder: Hub, tmp_path: Path, tag: str, files: list[str]) -> None:
     path = fetch(folder, tmp_path, f"{SPEC}:{tag}")
     assert path == tmp_path / "cache" / "models--org--tiny-model" / "snapshots" / COMMIT / files[0]
-    assert [file.read_bytes() for file in sorted(path.parent.glob("*.gguf"))] == [name.encode() for name in files]
-    assert sorted(name for method, name, _ in folder.requests if method == "GET" and name != "info") == files
+    found = sorted(file.read_bytes().decode() for file in path.parent.glob("*.gguf"))
+    assert found == sorted(files)
+    assert sorted(name for method, name, _ in folder.requests if method == "GET" and name != "info") == sorted(files)
     folder.requests.clear()
     assert fetch(folder, tmp_path, f"{SPEC}@main:{tag}") == path
     assert folder.requests == [("GET", "info", None)]

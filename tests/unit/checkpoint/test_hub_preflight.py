@@ -172,6 +172,15 @@ def test_a_gguf_file_by_its_header(gguf_hub: Hub, tmp_path: Path) -> None:
     assert None not in gguf_hub.gets(name)  # never the whole file
 
 
+@pytest.mark.parametrize("content", [b"", b"GGUF" + bytes(60), b"no GGUF file at all"], ids=["empty", "zeros", "text"])
+def test_a_tower_that_does_not_fit_stays_where_it_is(gguf_hub: Hub, tmp_path: Path, content: bytes) -> None:
+    """One that fits is downloaded, as tests/unit/checkpoint/test_mmproj.py shows."""
+    gguf_hub.files["mmproj-tiny.gguf"] = content
+    path = judged(gguf_hub, tmp_path, f"{SPEC}:F32")
+    assert [file.name for file in path.parent.iterdir()] == ["tiny-F32.gguf"]
+    assert None not in gguf_hub.gets("mmproj-tiny.gguf")
+
+
 def test_a_gguf_file_is_not_downloaded_without_weights(gguf_hub: Hub, tmp_path: Path) -> None:
     ((name, content),) = gguf_hub.files.items()
     options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "endpoint": gguf_hub.endpoint}

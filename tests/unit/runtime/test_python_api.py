@@ -103,6 +103,7 @@ def test_drafts_change_no_answer(
         ({"draft": "off", "draft_model": "."}, "draft; expected lookup, or off without"),
         ({"draft": "off", "draft_head": "."}, "draft_head; expected no draft model, and drafts; found ."),
         ({"draft_head": "."}, "a bundle takes no draft head"),
+        ({"mmproj": "mmproj.gguf"}, "a bundle takes no mmproj file"),
     ],
 )
 def test_drafts_that_contradict(demo_bundles: Bundles, arguments: dict[str, Any], message: str) -> None:

@@ -23,7 +23,7 @@ from tests.models.sight_families import FAMILIES, SeeingFamily
 
 RNG = np.random.default_rng(1)
 SIZES = [(1, 1), (1, 300), (300, 1), (64, 64), (63, 65), (95, 97), (7, 40)]
-SIZES += [(int(h), int(w)) for h, w in RNG.integers(1, 260, (24, 2))]
+SIZES += [(int(h), int(w)) for h, w in RNG.integers(1, 260, (12, 2))]
 
 
 def info_of(family: SeeingFamily, preprocessor: Mapping[str, Any] = {}, **config: Any) -> VisionInfo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,7 @@ def list_command(as_json: JsonOption = False) -> None:
 
     `mlcpipe list --json`
     """
-    models = _models()
+    models = models_in_cache()
     if as_json:
         print_json([_entry(model) for model in models])
         return
@@ -114,8 +115,8 @@ def rm_command(
     if (model is None) != everything:
         raise UsageError("what to remove", expected="a name that `mlcpipe list` shows, or --all",
                          found="neither" if model is None else "both")  # fmt: skip
-    models = _models()
-    chosen = models if model is None else [one for one in models if _is_called(one, model)]
+    models = models_in_cache()
+    chosen = models if model is None else called(models, model)
     if not chosen and model is not None:
         names = [_name(one) for one in models]
         raise UsageError(
@@ -129,7 +130,7 @@ def rm_command(
     if chosen and not yes and not _confirmed(len(chosen)):
         raise UsageError("nothing was removed", next_step="answer y, or add --yes")
     for one in chosen:
-        _remove(one)
+        remove_model(one)
     say(stdout_console(), f"removed {byte_size(sum(one.nbytes for one in chosen))}")
 
 
@@ -142,7 +143,7 @@ def age(seconds: float) -> str:
     return "just now"
 
 
-def _models() -> list[CachedModel]:
+def models_in_cache() -> list[CachedModel]:
     """The bundles and downloads in the caches, the latest used first."""
     from mlcpipe.bundle.cached import cached_models
     from mlcpipe.checkpoint.hub_cache import download_bytes, downloaded
@@ -172,7 +173,13 @@ def _plain(name: str) -> str:
     return name.replace("@main", "") if name.startswith(HUB_SCHEME) else name
 
 
-def _remove(model: CachedModel) -> None:
+def called(models: Sequence[CachedModel], name: str) -> list[CachedModel]:
+    """Those that a user means by a name, see `mlcpipe rm`."""
+    return [one for one in models if _is_called(one, name)]
+
+
+def remove_model(model: CachedModel) -> None:
+    """Remove a bundle, or a download. Raises MlcpipeError for one that is in use, and OSError."""
     from mlcpipe.bundle.cached import forget, remove_bundle
     from mlcpipe.checkpoint.hub_cache import downloaded, remove_download
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from mlcpipe.cli.serve_embeddings import facts_of, kind_of, loaded_embedder, loaded_transcriber
 from mlcpipe.cli.serve_loading import Bundles, load, name_of, prepare
 from mlcpipe.cli.serve_options import ServeOptions
+from mlcpipe.cli.serve_removal import owned, remove
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import MlcpipeError, UsageError
 from mlcpipe.loading import bundle_of, engine_device, is_bundle
@@ -134,6 +135,14 @@ class CommandModel:
         """End what is being prepared."""
         for running in tuple(self._running):
             running.stop()
+
+    def check_removable(self) -> None:
+        """Raises UsageError where no file of it is the server's own."""
+        owned(self._options.first, self._options.models)
+
+    def remove(self) -> None:
+        """Remove what is in the cache, or in the folder of --models. Raises MlcpipeError."""
+        remove(owned(self._options.first, self._options.models))
 
     def room(self) -> Room:
         """What it takes, of which place."""

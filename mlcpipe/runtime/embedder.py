@@ -208,6 +208,20 @@ class Embedder:
         found = np.empty((len(batch), self.info.dimensions), np.float32)
         with self._lock:
             self._embed_batch(batch, found)
+        return self._finite(found)
+
+    def token_rows(self, batch: Sequence[EncodedText]) -> Floats:
+        """A row f32[t, width] for each of the t tokens of one of `batches`, before pooling, not normalized.
+
+        Raises ComputeError.
+        """
+        count = sum(len(text.ids) for text in batch)
+        with self._lock:
+            found = self._hidden(batch, np.arange(count, dtype=np.int32)).copy()
+        return self._finite(found)
+
+    def _finite(self, found: Floats) -> Floats:
+        """Raises ComputeError for numbers that are not finite."""
         if not np.isfinite(found).all():
             raise ComputeError(
                 "the model computed numbers that are not finite", where=str(self.path),

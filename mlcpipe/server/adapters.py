@@ -71,6 +71,7 @@ async def unload(request: Request, body: Annotated[UnloadBody, Depends(parsed(Un
     if adapter is None:
         raise ApiError(404, f"the adapter {name[:100]!r} is not loaded", code="model_not_found", param="lora_name")
     service.engine.unload_adapter(adapter)
+    service.lora.forget(service, name, adapter.serial)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 

@@ -29,7 +29,10 @@ Aside = Callable[[Callable[[], Any], int], Awaitable[Any]]
 
 @dataclass(slots=True)
 class Delta:
-    """A part of one answer; the last one has `finish`: stop, length or tool_calls."""
+    """A part of one answer; the last one has `finish`: stop, length or tool_calls.
+
+    progress: of its prompt, tokens that were found computed, and those that are computed so far.
+    """
 
     index: int
     text: str = ""
@@ -38,11 +41,12 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
     stop_string: str | None = None
+    progress: tuple[int, int] | None = None
 
     @property
     def empty(self) -> bool:
         """Whether it has no content."""
-        return not (self.text or self.reasoning or self.calls or self.logprobs or self.finish)
+        return not (self.text or self.reasoning or self.calls or self.logprobs or self.finish or self.progress)
 
 
 @dataclass
@@ -107,6 +111,7 @@ class DeltaSource(ABC):
         self.usage, self.count = usage, count
         # By answer, the tokens of its prompt but the first with their ranks; before its first delta.
         self.prompt_logprobs: dict[int, Scores] = {}
+        self.prompt_sizes: dict[int, int] = {}  # tokens of prompts whose progress is told, by the first answer
 
     @property
     def scores_bytes(self) -> int:
@@ -154,6 +159,7 @@ class Answers(DeltaSource):
         self.count += 1
         if first:
             self.usage.prompt += len(request.tokens)
+            self.prompt_sizes |= {self.count - 1: len(request.tokens)} if request.progress else {}
 
     def first_token(self, index: int) -> TokenLogprob:
         """The first token of an answer's prompt, of which there is no probability."""
@@ -259,6 +265,8 @@ class _Choice:
             self._usage.predicted = right + event.prediction[0], wrong + event.prediction[1]
         if self.finished:
             return None
+        if event.token is None and not self.ended:
+            return Delta(self.index, progress=(event.cached_tokens, event.computed))
         if self._usage.dropped is not None:
             self._usage.dropped += event.dropped - self._dropped
             self._dropped = event.dropped

@@ -24,10 +24,13 @@ from mlcpipe.server import (
     prefixes,
     responses,
     scoring,
+    stored_conversations,
     stored_responses,
     tokenize,
     transcriptions,
 )
+from mlcpipe.server.background import Runs
+from mlcpipe.server.conversation_store import ConversationStore
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
 from mlcpipe.server.leases import Leasing
@@ -37,9 +40,15 @@ from mlcpipe.server.page import PAGE, page_router
 from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.version import __version__
 
-_OWN = (chat, completions, responses, stored_responses, messages, models, tokenize, prefixes, adapters, health)
+_OWN = (
+    chat, completions, responses, stored_responses, stored_conversations, messages, models, tokenize, prefixes,
+    adapters, health,
+)  # fmt: skip
 APIS = (*(api.router for api in _OWN), *ollama.ROUTERS, *llama_cpp.ROUTERS)
-EMBEDDING_APIS = (embeddings.router, scoring.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS)
+EMBEDDING_APIS = (
+    embeddings.router, scoring.router, models.router, health.router, *ollama.EMBEDDING_ROUTERS,
+    *llama_cpp.EMBEDDING_ROUTERS,
+)  # fmt: skip
 SPEECH_APIS = (transcriptions.router, models.router, health.router)
 ALL_APIS = tuple({id(router): router for router in (*APIS, *EMBEDDING_APIS, *SPEECH_APIS)}.values())
 Serves = Literal["text", "embeddings", "speech", "all"]
@@ -52,7 +61,7 @@ def create_app(rules: Rules = Rules(), page: Path = PAGE, *, serves: Serves = "t
     `app.state.pool` has the models. It is None until a server's single model is loaded; until then requests get 503.
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
-    app.state.responses = ResponseStore()
+    app.state.responses, app.state.runs, app.state.conversations = ResponseStore(), Runs(), ConversationStore()
     app.state.pool, app.state.rules, app.state.serves = None, rules, serves
     for router in {"text": APIS, "embeddings": EMBEDDING_APIS, "speech": SPEECH_APIS, "all": ALL_APIS}[serves]:
         app.include_router(router)

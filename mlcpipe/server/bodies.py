@@ -35,6 +35,7 @@ MAX_BIASES = 16384
 MAX_UNKNOWN = 256  # fields that are ignored
 MAX_IDS = 1 << 20  # values of a body that may have lists of token ids
 MAX_ALLOWED = 1 << 16  # tokens
+MAX_LORA, MAX_LORA_SCALE = 256, 1000.0
 _NEVER = -100.0  # bias of a token that llama.cpp's `false` forbids
 _NUMBER = re.compile(r"[+-]?\d{1,18}(\.\d{1,18})?([eE][+-]?\d{1,3})?")
 _BOM = b"\xef\xbb\xbf"
@@ -126,6 +127,13 @@ class StructuredOutputs(Body):
         return self
 
 
+class LoraScale(Body):
+    """The scale of an adapter, whose id is its place in `/lora-adapters`."""
+
+    id: int = Field(ge=0)
+    scale: Number = Field(ge=-MAX_LORA_SCALE, le=MAX_LORA_SCALE)
+
+
 class SamplingFields(Body):
     """Sampling and stopping, as all APIs name them."""
 
@@ -154,6 +162,7 @@ class SamplingFields(Body):
     cache_salt: str | None = None
     timeout: float | None = Field(None, gt=0)
     deterministic: bool | None = None  # only reuse keys and values of prefill, for equal results
+    lora: list[LoraScale] | None = Field(None, max_length=MAX_LORA)  # llama-server's
     # Rules about tokens, see `token_rules`.
     min_tokens: Count | None = Field(None, ge=0)
     allowed_token_ids: list[int] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
@@ -181,6 +190,11 @@ class SamplingFields(Body):
 
     adds_special_tokens: ClassVar[bool] = False
 
+    @property
+    def tells_progress(self) -> bool:
+        """Whether the stream tells how far the prompt is computed."""
+        return False
+
     @model_validator(mode="after")
     def _check_foreign(self) -> SamplingFields:
         check_foreign(self, adds_special_tokens=self.adds_special_tokens)
@@ -193,7 +207,19 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class CompletionFields(SamplingFields):
+class TimedFields(SamplingFields):
+    """What llama-server tells of an answer's times, on the paths that have it."""
+
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+
+    @property
+    def tells_progress(self) -> bool:
+        """As `SamplingFields.tells_progress`."""
+        return bool(self.return_progress and self.stream)
+
+
+class CompletionFields(TimedFields):
     """Fields with one name in chat and completions, and another in the newer APIs."""
 
     stream_options: StreamOptions | None = None

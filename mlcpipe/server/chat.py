@@ -27,6 +27,7 @@ from mlcpipe.server.conversation import (
     Conversation,
     answers_to,
     ending_of,
+    prompt_of,
 )
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
@@ -35,6 +36,7 @@ from mlcpipe.server.semantic_cache import CachingService, Keeping
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
 from mlcpipe.server.thinking import ThinkingFields
+from mlcpipe.server.timings import PromptProgress, timings
 
 router = APIRouter()
 
@@ -83,8 +85,7 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
         "model": service.name_of(body.model),
     }
     if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = _chunks(answers, frame, body.n or 1, with_usage=usage)
+        chunks = _chunks(answers, frame, body)
         return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE, headers=headers)
     whole = await unless_left(request, answers.whole(), answers.close)
     choices = [_choice(index, answer, with_logprobs=bool(body.logprobs)) for index, answer in enumerate(whole)]
@@ -92,11 +93,21 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
     def made() -> JSONResponse:
         return JSONResponse(
             {**frame, "object": "chat.completion", "choices": choices, "usage": usage_json(answers.usage),
-             "system_fingerprint": None, **prompt_json(answers, 0)},
+             "system_fingerprint": None, "timings": timings(answers.usage), **prompt_json(answers, 0)},
             headers=headers,
         )  # fmt: skip
 
     return await service.aside(made, answers.scores_bytes)
+
+
+@router.post("/v1/chat/completions/input_tokens", openapi_extra=body_schema(ChatBody))
+async def input_tokens(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBody))]) -> dict[str, Any]:
+    """The tokens of a conversation, as llama-server counts them."""
+    service = await text_service(request, body.model)
+    service.check(body)
+    conversation = await service.aside(lambda: _conversation(body), body.nbytes)
+    prompt = await prompt_of(service, conversation, body.nbytes)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
 
 
 async def _answers(
@@ -105,7 +116,7 @@ async def _answers(
     """Answers, cached ones if a semantic cache has them, and the header that says so."""
     cache = service.semantic_cache if isinstance(service, CachingService) else None
     adapter, question = service.adapter_of(body.model), None
-    if cache is not None:
+    if cache is not None and body.lora is None and not service.lora.defaults:
         question = await cache.question(request, body, conversation, adapter)
     if cache is None or question is None:
         return await answers_to(service, body, conversation), {}
@@ -140,25 +151,38 @@ def _conversation(body: ChatBody) -> Conversation:
     )
 
 
-async def _chunks(answers: DeltaSource, frame: dict[str, Any], n: int, *, with_usage: bool) -> AsyncIterator[str]:
+async def _chunks(answers: DeltaSource, frame: dict[str, Any], body: ChatBody) -> AsyncIterator[str]:
     """The events of a stream."""
+    with_usage = body.stream_options is not None and body.stream_options.include_usage
+    timed = bool(body.timings_per_token)
     frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if with_usage else {})}
     made = choice_events(frame)
+    progress = {index: PromptProgress(size) for index, size in answers.prompt_sizes.items()}
+    ended = 0
 
     def chunk(index: int, delta: dict[str, Any], logprobs: object = None, finish: str | None = None) -> str:
-        return made({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        last = finish is not None and ended == answers.count and not with_usage
+        if last or (timed and "role" not in delta):
+            return event({**frame, "choices": [choice], "timings": timings(answers.usage)})
+        return made(choice)
 
-    for index in range(n):
+    for index in range(body.n or 1):
         yield chunk(index, {"role": "assistant", "content": ""})
     async for one in answers.deltas():
+        told = progress[one.index].told(one) if one.index in progress else None
+        if told is not None:
+            choice = {"index": one.index, "delta": {}, "logprobs": None, "finish_reason": None}
+            yield event({**frame, "choices": [choice], "prompt_progress": told})
         delta = _delta_json(one)
         logprobs = _logprobs(one.logprobs) if one.logprobs else None
         if delta or logprobs:
             yield chunk(one.index, delta, logprobs)
         if one.finish is not None:
+            ended += 1
             yield chunk(one.index, {}, None, one.finish)
     if with_usage:
-        yield event({**frame, "choices": [], "usage": usage_json(answers.usage)})
+        yield event({**frame, "choices": [], "usage": usage_json(answers.usage), "timings": timings(answers.usage)})
     yield DONE
 
 

@@ -24,8 +24,10 @@ from mlcpipe.server.chat import prompt_json, usage_json
 from mlcpipe.server.conversation import within
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
+from mlcpipe.server.lora_scales import with_scales
 from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
+from mlcpipe.server.timings import PromptProgress, timings
 
 router = APIRouter()
 _DEFAULT_TOKENS = 16  # as OpenAI
@@ -64,8 +66,7 @@ async def complete(
         "model": service.name_of(body.model),
     }
     if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = _chunks(service, answers, frame, heads, echoed=_echoed(body), with_usage=usage)
+        chunks = _chunks(service, answers, frame, heads, body)
         return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE)
     whole = await unless_left(request, answers.whole(), answers.close)
 
@@ -76,7 +77,8 @@ async def complete(
         ]
         if body.prompt_logprobs is not None:
             choices = [{**choice, **prompt_json(answers, index)} for index, choice in enumerate(choices)]
-        return JSONResponse({**frame, "choices": choices, "usage": usage_json(answers.usage)})
+        told = {"usage": usage_json(answers.usage), "timings": timings(answers.usage)}
+        return JSONResponse({**frame, "choices": choices, **told})
 
     return await service.aside(made, answers.scores_bytes)
 
@@ -118,6 +120,7 @@ async def answers_to_texts(
     for one in asked:
         request = replace(one, grammar=grammar, logprobs=body.logprobs, prompt_logprobs=scored)
         request = await service.with_rules(request, rules)
+        request = await with_scales(service, body, request)
         requests += [(each, reading) for each in repeated(request, n)]
     return service.start(requests), [head for head in heads for _ in range(n)]
 
@@ -154,8 +157,11 @@ def _echoed(body: CompletionBody) -> int | None:
 
 
 async def _chunks(
-    service: Service, answers: Answers, frame: dict[str, Any], heads: list[str], *, echoed: int | None, with_usage: bool
+    service: Service, answers: Answers, frame: dict[str, Any], heads: list[str], body: CompletionBody
 ) -> AsyncIterator[str]:
+    with_usage, echoed = body.stream_options is not None and body.stream_options.include_usage, _echoed(body)
+    timed, ended = bool(body.timings_per_token), 0
+    progress = {index: PromptProgress(size) for index, size in answers.prompt_sizes.items()}
     frame = {**frame, **({"usage": None} if with_usage else {})}
     made = choice_events(frame)
     offsets = [len(head) for head in heads]
@@ -168,14 +174,24 @@ async def _chunks(
         return made(_choice(index, heads[index], _joined(answers, index, echoed, (), 0), None))
 
     async for one in answers.deltas():
+        told = progress[one.index].told(one) if one.index in progress else None
+        if told is not None:
+            yield event({**frame, "choices": [_choice(one.index, "", None, None)], "prompt_progress": told})
+        if one.progress is not None:
+            continue
         if one.index in waiting:
             waiting.remove(one.index)
             yield await service.aside(partial(begun, one.index), answers.scores_bytes)
         logprobs = _logprobs(one.logprobs, offsets[one.index])
         offsets[one.index] += sum(len(token.text) for token in one.logprobs)
-        yield made(_choice(one.index, one.text, logprobs, one.finish))
+        choice = _choice(one.index, one.text, logprobs, one.finish)
+        ended += one.finish is not None
+        if timed or (one.finish is not None and ended == answers.count and not with_usage):
+            yield event({**frame, "choices": [choice], "timings": timings(answers.usage)})
+        else:
+            yield made(choice)
     if with_usage:
-        yield event({**frame, "choices": [], "usage": usage_json(answers.usage)})
+        yield event({**frame, "choices": [], "usage": usage_json(answers.usage), "timings": timings(answers.usage)})
     yield DONE
 
 

@@ -13,6 +13,7 @@ from mlcpipe.runtime.tools import ToolChoice
 from mlcpipe.server.answers import Answers, check_scores
 from mlcpipe.server.bodies import EndingFields, ResponseFormat, SamplingFields, checked_stops
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.lora_scales import with_scales
 from mlcpipe.server.message_content import pictures_in
 from mlcpipe.server.off_loop import LONG_BYTES
 from mlcpipe.server.prompts import Ending, Prompt, render
@@ -124,6 +125,7 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
         raise ApiError(400, "regex and grammar: not together with a tool that must be called", param="tool_choice")
     else:
         request = await service.constrained(request, form)
+    request = await with_scales(service, body, request)
     given = conversation.thoughts.given
     reading = Reading(
         stops,

@@ -93,8 +93,12 @@ class EmbeddingService(OffLoop):
         texts: Sequence[_Text],
         encode: Callable[[_Text], EncodedText],
         finish: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+        compute: Callable[[Sequence[EncodedText]], NDArray[np.float32]] | None = None,
     ) -> tuple[NDArray[np.float32], int]:
-        """The results of `finish` for the rows of the texts of `encode`, and their token count. Raises ApiError."""
+        """The results of `finish` for the rows of the texts of `encode`, and their token count. Raises ApiError.
+
+        `compute` makes the rows of one of the embedder's batches; None is the embedder's own.
+        """
         if self.engine.requests >= self._max_queue:
             message = f"{self.engine.requests} requests are waiting; try again later"
             raise ApiError(503, message, code="overloaded", retry_after_s=1.0)
@@ -104,7 +108,7 @@ class EmbeddingService(OffLoop):
             while len(encoded) < len(texts):
                 encoded += await self.apart(partial(_some_encoded, texts, len(encoded), encode))
             batches = self.embedder.batches(encoded)
-            parts = [await self._step(partial(self.embedder.rows, batch)) for batch in batches]
+            parts = [await self._step(partial(compute or self.embedder.rows, batch)) for batch in batches]
             made, tokens = await self.apart(lambda: finish(np.concatenate(parts))), sum(len(one.ids) for one in encoded)
         finally:
             self.engine.requests -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -19,10 +19,12 @@ from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import embedding_service
+from mlcpipe.server.mixed_prompts import Prompts, listed_prompts, mixed_ids, text_in
 from mlcpipe.server.sse import unless_left
 
 router = APIRouter()
 MAX_TEXTS = 2048  # per request, as OpenAI
+MAX_NUMBERS = 1 << 21  # of a response with embeddings of tokens, some 40 MiB of JSON
 Truncation = Annotated[int | None, Field(ge=-1)]
 
 
@@ -30,23 +32,27 @@ class EmbeddingBody(Body):
     """The body of a request. `truncate_prompt_tokens` is vLLM's: -1 cuts at the model's limit."""
 
     most_values = MAX_IDS
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
     user: str | None = None
     truncate_prompt_tokens: Truncation = None
     prompt_name: str | None = None
+    pooling: Any = None  # llama-server has `none` on another path
 
 
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody), response_model=None)
 async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(parsed(EmbeddingBody))]) -> JSONResponse:
     """An embedding for each text."""
+    if body.pooling is not None:
+        message = "pooling: not offered here; ask /embedding, or /pooling with the task token_embed"
+        raise ApiError(400, message, param="pooling", code="unsupported_parameter")
     service = await embedding_service(request, body.model)
     rows, tokens = await embedded(
         request,
         service,
-        texts_of(body.input),
+        listed_prompts(body.input),
         body.truncate_prompt_tokens,
         dimensions=body.dimensions,
         prompt_name=body.prompt_name,
@@ -64,7 +70,7 @@ async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(pa
 async def embedded(
     request: Request,
     service: EmbeddingService,
-    texts: Sequence[str | list[int]],
+    texts: Sequence[Any],
     truncate: int | None,
     *,
     dimensions: int | None = None,
@@ -80,19 +86,52 @@ async def embedded(
     whole = embedder.info.dimensions
     if dimensions is not None and dimensions > whole:
         raise ApiError(400, f"dimensions: expected from 1 to {whole}", param="dimensions")
-    limit = limit_of(embedder, truncate)
-
-    def encode(text: str | list[int]) -> EncodedText:
-        text = cut(service, text, limit) if isinstance(text, str) else text
-        return embedder.encode(text, prompt_name=prompt_name, truncate=limit)
-
+    encode = encoder(service, truncate, prompt_name)
     work = service.rows(texts, encode, partial(embedder.finished, dimensions=dimensions))
     return await unless_left(request, work, lambda: None)
 
 
-def texts_of(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[Any]:
-    """The texts, or lists of tokens, of one or several."""
-    return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+async def embedded_tokens(
+    request: Request, service: EmbeddingService, texts: Sequence[Any], truncate: int | None
+) -> tuple[list[NDArray[np.float32]], int]:
+    """The rows f32[t, width] of the tokens of each text, before pooling, not normalized, and the count of all tokens.
+
+    Raises ApiError, also for more than `MAX_NUMBERS` numbers together.
+    """
+    embedder, sizes, total = service.embedder, list[int](), 0
+    check_count(len(texts), "input")
+    encode, most = encoder(service, truncate, None), MAX_NUMBERS // embedder.info.dimensions
+
+    def counted(text: Any) -> EncodedText:
+        nonlocal total
+        made = encode(text)
+        sizes.append(len(made.ids))
+        total += len(made.ids)
+        if total > most:
+            message = f"input: expected at most {most} tokens, each of which has an embedding; send fewer texts"
+            raise ApiError(400, message, param="input")
+        return made
+
+    work = service.rows(texts, counted, lambda rows: rows, embedder.token_rows)
+    rows, tokens = await unless_left(request, work, lambda: None)
+    return np.split(rows, np.cumsum(sizes)[:-1]), tokens
+
+
+def encoder(service: EmbeddingService, truncate: int | None, prompt_name: str | None) -> Callable[[Any], EncodedText]:
+    """From a text, tokens, or both mixed, to tokens; the function raises ApiError and the errors of mlcpipe."""
+    embedder = service.embedder
+    limit = limit_of(embedder, truncate)
+
+    def encode(text: Any) -> EncodedText:
+        if isinstance(text, dict):
+            text = text_in(text, "input")
+        if isinstance(text, str):
+            return embedder.encode(cut(service, text, limit), prompt_name=prompt_name, truncate=limit)
+        if isinstance(text, list) and all(type(one) is int for one in text):
+            return embedder.encode(text, truncate=limit)
+        return embedder.encode(mixed_ids(service.tokenizer, text, "input"), truncate=limit)
+
+    return encode
 
 
 def check_count(count: int, param: str, most: int = MAX_TEXTS) -> None:

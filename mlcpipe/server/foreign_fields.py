@@ -35,7 +35,8 @@ HONOURED = frozenset((
     "messages", "prompt", "suffix", "input", "instructions", "system", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "prediction", "echo",
     # what else is reported or done
-    "logprobs", "top_logprobs", "prompt_logprobs", "stream", "stream_options", "model", "priority", "service_tier",
+    "logprobs", "top_logprobs", "prompt_logprobs", "timings_per_token", "return_progress", "lora", "stream",
+    "stream_options", "model", "priority", "service_tier",
     "cache_salt", "deterministic",
 ))  # fmt: skip
 """Fields of at least one of our bodies."""
@@ -54,7 +55,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,), "early_stopping": (False,), "length_penalty": (1, 0),
     "top_a": (0,), "tfs_z": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
     "dynatemp_range": (0,), "repeat_last_n": (-1,),
-    "adaptive_target": (-1,), "samplers": ([], ""), "sampler_seq": ("",), "lora": ([],), "t_max_predict_ms": (-1, 0),
+    "adaptive_target": (-1,), "samplers": ([], ""), "sampler_seq": ("",), "t_max_predict_ms": (-1, 0),
     "guided_whitespace_pattern": (), "structural_tag": (),
     "truncate_prompt_tokens": (-1,), "skip_special_tokens": (True,), "include_stop_str_in_output": (False,),
     "chat_template": (), "documents": ([],), "think": (), "reasoning_in_content": (False,),
@@ -64,6 +65,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "watermark": (False,), "truncate": (), "return_full_text": (False,), "prompt_embeds": (), "input_ids": (),
     "images": ([],), "n_probs": (0,), "options": ({},), "format": ("",), "template": ("",),
     "return_token_ids": (False,),
+    "timings_per_token": (False,), "return_progress": (False,),
     # Where another path honours them.
     "max_completion_tokens": (), "max_output_tokens": (), "best_of": (1,), "echo": (False,), "prompt_logprobs": (),
     "system": ("",), "instructions": ("",), "tools": ([],), "response_format": ({"type": "text"},),

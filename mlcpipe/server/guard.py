@@ -22,7 +22,7 @@ from mlcpipe.server.off_loop import LONG_BYTES
 
 Scope = dict[str, Any]
 OPEN_PATHS = ("/health", "/v1/health", "/ping")
-_OF_V1 = ("audio", "chat", "completions", "embeddings", "messages", "models", "rerank", "responses")
+_OF_V1 = ("audio", "chat", "completions", "conversations", "embeddings", "messages", "models", "rerank", "responses")
 MAX_BODY_BYTES = 32 << 20
 MAX_HELD_BYTES = 8 * MAX_BODY_BYTES  # of the bodies of all unanswered requests
 READ_S = 30.0  # for a head to come, and for a body

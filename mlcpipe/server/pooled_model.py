@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+from mlcpipe.errors import UsageError
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.load_report import LoadReport
 
@@ -83,6 +84,12 @@ class ModelSource(Protocol):
 
     def stop(self) -> None:
         """End a running `prepare`, which then raises."""
+
+    def check_removable(self) -> None:
+        """Raises MlcpipeError where `remove` would find no file of the server's own."""
+
+    def remove(self) -> None:
+        """Remove the files of a model that is not loaded, those that are the server's own. Raises MlcpipeError."""
 
 
 @dataclass(eq=False)
@@ -191,3 +198,12 @@ class LoadedSource:
 
     def stop(self) -> None:
         """Nothing runs."""
+
+    def check_removable(self) -> None:
+        """It is loaded as long as the server runs."""
+        message = "a server of one model keeps it loaded"
+        raise UsageError(message, next_step="stop the server, then: mlcpipe rm NAME")
+
+    def remove(self) -> None:
+        """As `check_removable`."""
+        self.check_removable()

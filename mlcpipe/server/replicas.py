@@ -53,7 +53,7 @@ _STARTS = 3  # restarts of a failing replica before the server gives up
 _LAST_S = 5.0  # for the last events to go out
 _PAUSE_S = 0.04  # between two messages of a stream, as each is a call between processes
 # State of one engine; a client cannot choose its replica.
-_OF_ONE = ("/status", "/v1/kv", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_OF_ONE = ("/status", "/v1/kv", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/lora-adapters")
 _SCOPE = (
     "type",
     "asgi",

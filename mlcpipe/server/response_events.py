@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
+from mlcpipe.runtime.sampling_params import TokenLogprob
 from mlcpipe.server.answers import Answers, Usage
 from mlcpipe.server.blocks import Block, BlockEvent, Blocks
 from mlcpipe.server.sse import event
+from mlcpipe.server.timings import PromptProgress, timings
 
 _PREFIX = {"reasoning": "rs", "text": "msg", "call": "fc"}
+_TIMED = ("response.output_text.delta", "response.completed", "response.incomplete")
 Emit = Callable[..., str]
 
 
@@ -27,27 +30,44 @@ def ended(blocks: Blocks, frame: dict[str, Any], ids: dict[int, str] | None = No
 
 
 async def stream(
-    answers: Answers, frame: dict[str, Any], numbers: Iterator[int], keep: Callable[[dict[str, Any]], None]
+    answers: Answers,
+    frame: dict[str, Any],
+    numbers: Iterator[int],
+    keep: Callable[[dict[str, Any]], None],
+    *,
+    timed: bool = False,
 ) -> AsyncIterator[str]:
-    """The events of an answer, numbered by `numbers`; its whole response goes to `keep`. Raises ApiError."""
+    """The events of an answer, numbered by `numbers`; its whole response goes to `keep`. Raises ApiError.
+
+    Progress of the prompt and, if `timed`, times so far are in them as llama-server has them.
+    """
 
     def emit(kind: str, **fields: Any) -> str:
-        return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
+        more = {"timings": timings(answers.usage)} if timed and kind in _TIMED else {}
+        return event({"type": kind, "sequence_number": next(numbers), **fields, **more}, kind)
 
     yield emit("response.created", response=frame)
     yield emit("response.in_progress", response=frame)
     blocks, ids = Blocks(), dict[int, str]()
-    async for one in blocks.events(answers):
-        ids.setdefault(one.block.index, _new_id(one.block))
-        for text in _block_events(one, ids[one.block.index], emit):
+    progress = {index: PromptProgress(size) for index, size in answers.prompt_sizes.items()}
+    async for delta in answers.deltas():
+        told = progress[delta.index].told(delta) if delta.index in progress else None
+        if told is not None:
+            yield emit("response.in_progress", response=frame, prompt_progress=told)
+        for one in blocks.taken(delta):
+            for text in _block_events(one, ids, emit):
+                yield text
+    for one in blocks.closed():
+        for text in _block_events(one, ids, emit):
             yield text
     response = {**ended(blocks, frame, ids), "usage": usage_json(answers.usage)}
     keep(response)
     yield emit(f"response.{response['status']}", response=response)
 
 
-def _block_events(one: BlockEvent, item_id: str, emit: Emit) -> Iterator[str]:
+def _block_events(one: BlockEvent, ids: dict[int, str], emit: Emit) -> Iterator[str]:
     block = one.block
+    item_id = ids.setdefault(block.index, _new_id(block))
     place = {"item_id": item_id, "output_index": block.index}
     part_place = {**place, "content_index": 0}
     if one.what == "start":
@@ -61,7 +81,7 @@ def _block_events(one: BlockEvent, item_id: str, emit: Emit) -> Iterator[str]:
         if block.kind == "call":
             yield emit("response.function_call_arguments.delta", **place, delta=one.text)
         elif block.kind == "text":
-            yield emit("response.output_text.delta", **part_place, delta=one.text, logprobs=[])
+            yield emit("response.output_text.delta", **part_place, delta=one.text, logprobs=_logprobs(one.logprobs))
         else:
             yield emit("response.reasoning_text.delta", **part_place, delta=one.text)
     else:
@@ -69,7 +89,7 @@ def _block_events(one: BlockEvent, item_id: str, emit: Emit) -> Iterator[str]:
             done = {**place, "name": block.name, "arguments": block.text}
             yield emit("response.function_call_arguments.done", **done)
         elif block.kind == "text":
-            yield emit("response.output_text.done", **part_place, text=block.text, logprobs=[])
+            yield emit("response.output_text.done", **part_place, text=block.text, logprobs=_logprobs(block.logprobs))
             yield emit("response.content_part.done", **part_place, part=_part(block))
         else:
             yield emit("response.reasoning_text.done", **part_place, text=block.text)
@@ -87,7 +107,15 @@ def _item(block: Block, item_id: str) -> dict[str, Any]:
 
 
 def _part(block: Block) -> dict[str, Any]:
-    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": _logprobs(block.logprobs)}
+
+
+def _logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    return [{**_token(one), "top_logprobs": [_token(other) for other in one.top]} for one in tokens]
+
+
+def _token(one: TokenLogprob) -> dict[str, Any]:
+    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.bytes)}
 
 
 def _new_id(block: Block) -> str:

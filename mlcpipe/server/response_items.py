@@ -6,10 +6,17 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.server.compaction import before_next, opened, text_in_parts
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.message_content import picture
 
-_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIX = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 
 
 def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -33,10 +40,19 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     out: list[dict[str, Any]] = []
-    reasoning = ""
+    reasoning = notes = ""
     for index, item in enumerate(given):
         kind = item.get("type", "message" if "role" in item else None)
         where = f"input[{index}]"
+        if kind == "compaction":
+            notes = _noted(out, opened(item, where), notes)
+            continue
+        if notes and kind in ("message", "function_call", "function_call_output"):
+            if kind == "message" and item.get("role") == "user":
+                item = {**item, "content": _after(notes, item.get("content"))}
+            else:
+                out.append({"role": "user", "content": notes})
+            notes = ""
         if kind == "message":
             message = {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
             if reasoning and message["role"] == "assistant":
@@ -56,7 +72,24 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             out.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": content})
         elif kind == "reasoning":
             reasoning = _reasoning(item)
-    return out
+    return [*out, {"role": "user", "content": notes}] if notes else out
+
+
+def _noted(out: list[dict[str, Any]], summary: str, notes: str) -> str:
+    """What stands before the next message of the user: a summary, earlier `notes`, and the messages of the user before
+    it, which leave: chat templates want others in turn.
+    """
+    said = [notes] if notes else []
+    while out and out[-1]["role"] == "user":
+        said.insert(0, text_in_parts(out.pop()["content"]))
+    return before_next(summary, said)
+
+
+def _after(notes: str, content: Any) -> Any:
+    """A content with notes before it."""
+    if isinstance(content, list):
+        return [{"type": "input_text", "text": notes}, *content]
+    return f"{notes}\n\n{content}" if isinstance(content, str) else content
 
 
 def _content(content: Any, where: str) -> Any:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.owned_store import Items, OwnedStore, memory_of
 
 MAX_RESPONSES = 4096
 MAX_BYTES = 128 << 20  # of memory, of all
-_MEMORY = 4  # times its JSON that the text of a response takes, about
-_ITEM_BYTES, _VALUE_BYTES = 512, 100  # of memory, about, that an item takes with its id, and a value
-Items = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -27,42 +24,28 @@ class Stored:
     nbytes: int  # of memory
 
 
-class ResponseStore:
-    """Responses by owner and id. All methods run in the event loop.
-
-    Where room lacks, the owner who has most loses the response used longest ago, so that none can flush the others'.
-    """
+class ResponseStore(OwnedStore[Stored]):
+    """Responses by owner and id, see `OwnedStore`."""
 
     def __init__(self, most: int = MAX_RESPONSES, most_bytes: int = MAX_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes
-        self._kept: OrderedDict[tuple[str, str], Stored] = OrderedDict()
-        self._nbytes: Counter[str] = Counter()  # by owner
-        self._counts: Counter[str] = Counter()
+        super().__init__(most, most_bytes)
         self._places: dict[tuple[str, str], str] = {}  # of each owner's items, by id, the response that has it
 
     def add(self, owner: str, response: dict[str, Any], items: Items, json_bytes: int, values: int = 0) -> None:
         """Keep a response of `json_bytes` as JSON with so many `values`, about; others leave. One that is too large
         alone is not kept.
         """
-        nbytes = _MEMORY * json_bytes + _ITEM_BYTES * (1 + len(items)) + _VALUE_BYTES * values
-        if nbytes > self._most_bytes:
-            return
+        nbytes = memory_of(json_bytes, 1 + len(items), values)
         stored = Stored(response, items, response["previous_response_id"], json_bytes, nbytes)
-        self._kept[owner, response["id"]] = stored
-        self._places |= dict.fromkeys(((owner, one) for one in _ids(stored)), response["id"])
-        self._nbytes[owner] += nbytes
-        self._counts[owner] += 1
-        while (many := len(self._kept) > self._most) or self._nbytes.total() > self._most_bytes:
-            ((richest, _),) = (self._counts if many else self._nbytes).most_common(1)
-            self._drop(next(place for place in self._kept if place[0] == richest))
+        if self.put(owner, response["id"], stored) and (owner, response["id"]) in self._kept:
+            self._places |= dict.fromkeys(((owner, one) for one in _ids(stored)), response["id"])
 
     def get(self, owner: str, name: str, param: str | None = None) -> Stored:
         """Raises ApiError for one that is not kept."""
-        found = self._kept.get((owner, name))
+        found = self.found(owner, name)
         if found is None:
             message = f"there is no response {name[:100]!r}: it was not stored, was deleted, or left for newer ones"
             raise ApiError(404, message, code="response_not_found", param=param)
-        self._kept.move_to_end((owner, name))
         return found
 
     def delete(self, owner: str, name: str) -> None:
@@ -70,14 +53,12 @@ class ResponseStore:
         self.get(owner, name)
         self._drop((owner, name))
 
-    def _drop(self, place: tuple[str, str]) -> None:
-        owner, name = place
-        dropped = self._kept.pop(place)
-        self._nbytes[owner] -= dropped.nbytes
-        self._counts[owner] -= 1
+    def _drop(self, place: tuple[str, str]) -> Stored:
+        dropped = super()._drop(place)
         for one in _ids(dropped):
-            if self._places.get((owner, one)) == name:
-                del self._places[owner, one]
+            if self._places.get((place[0], one)) == place[1]:
+                del self._places[place[0], one]
+        return dropped
 
     def resolved(self, owner: str, given: Items, most_bytes: int, param: str = "input") -> tuple[Items, int]:
         """Items with those that they refer to in their places, and about how many bytes of JSON these are.

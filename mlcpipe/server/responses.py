@@ -6,13 +6,19 @@ import itertools
 import json
 import secrets
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from mlcpipe.runtime.sampling_params import MAX_LOGPROBS
 from mlcpipe.runtime.tools import ToolChoice, choose, choose_allowed, tool_of
+from mlcpipe.server import compaction
+from mlcpipe.server.background import Run, Runs
 from mlcpipe.server.blocks import Blocks
 from mlcpipe.server.bodies import (
     MAX_ITEMS,
@@ -21,11 +27,13 @@ from mlcpipe.server.bodies import (
     JsonSchemaFormat,
     ResponseFormat,
     SamplingFields,
+    TimedFields,
     body_schema,
     key_of,
     parsed,
 )
 from mlcpipe.server.conversation import Conversation, answers_to, prompt_of
+from mlcpipe.server.conversation_store import items_bytes, kept_items
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.guard import MAX_BODY_BYTES
 from mlcpipe.server.json_values import values_of
@@ -35,10 +43,13 @@ from mlcpipe.server.response_items import items_of, messages_of
 from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
+from mlcpipe.server.stored_conversations import conversations_of
 from mlcpipe.server.thinking import Thoughts, effort_variables
 
 router = APIRouter()
 _TOKEN_BYTES = 16  # of a token in JSON, about
+_LOGPROBS = 16  # times that, of one with its log-probability; alternatives make it more
+_LOGPROBS_NAME = "message.output_text.logprobs"  # in `include`
 MAX_ECHO = 4 << 20  # characters of a request that its events repeat
 
 
@@ -79,16 +90,16 @@ class InputBody(SamplingFields):
     store: bool | None = None
     include: list[str] | None = None
     previous_response_id: str | None = None
-    # Refused by name.
     conversation: Any = None
-    background: bool | None = None
-    prompt: Any = None
+    top_logprobs: Count | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt: Any = None  # refused by name
 
 
-class ResponsesBody(InputBody):
+class ResponsesBody(InputBody, TimedFields):
     """The body of a request."""
 
     input: str | list[dict[str, Any]]
+    background: bool | None = None
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesBody), response_model=None)
@@ -96,29 +107,59 @@ async def responses(
     request: Request, body: Annotated[ResponsesBody, Depends(parsed(ResponsesBody))]
 ) -> EventStream | JSONResponse:
     """Answer a conversation."""
-    service = await text_service(request, body.model)
+    service, owner = await text_service(request, body.model), key_of(request)
     service.check(body)
-    before, nbytes, referred = _history(request, body)
+    if body.background:
+        if body.store is False:
+            raise ApiError(400, "background: expected to be stored; leave store out", param="background")
+        runs_of(request).check(owner, request.app.state.rules.per_key)
+    earlier = history_of(request, body)
 
-    def prepare() -> tuple[dict[str, Any], Conversation, list[dict[str, Any]], int, int]:
+    def prepare() -> tuple[dict[str, Any], Conversation, Kept]:
         items, frame = items_of(body.input), _frame(body, service)
         # Items that it refers to are kept with it, though their own response may be deleted.
-        kept_bytes = 2 * body.nbytes + (len(json.dumps(items)) if referred else 0)
-        return frame, _conversation(body, before), items, values_of([items, frame]), kept_bytes
+        kept_bytes = 2 * body.nbytes + (len(json.dumps(items)) if earlier.referred else 0)
+        more = [] if earlier.conversation is None else kept_items(items)
+        kept = Kept(items, kept_bytes, values_of([items, frame]), more, items_bytes(more))
+        return frame, conversation_of(body, earlier.items), kept
 
-    frame, conversation, items, values, kept_bytes = await service.aside(prepare, body.nbytes + nbytes)
+    frame, conversation, kept = await service.aside(prepare, body.nbytes + earlier.nbytes)
+    if earlier.conversation is not None:
+        room = kept.more_bytes + _TOKEN_BYTES * service.engine.context_length
+        conversations_of(request).check_room(owner, earlier.conversation, len(kept.more) + 1, room, "conversation")
     answers = await answers_to(service, body, conversation)
 
     def keep(response: dict[str, Any]) -> None:
         if response["store"]:
             # The response repeats a part of the body.
-            json_bytes = kept_bytes + _TOKEN_BYTES * response["usage"]["output_tokens"]
-            store_of(request).add(key_of(request), response, items, json_bytes, values)
+            answer_bytes = _TOKEN_BYTES * answers.usage.completion * (1 if conversation.logprobs is None else _LOGPROBS)
+            store_of(request).add(owner, response, kept.items, kept.json_bytes + answer_bytes, kept.values)
+        if earlier.conversation is not None and response["status"] in ("completed", "incomplete"):
+            said = [*kept.more, *kept_items(response["output"])]
+            with suppress(ApiError):  # the conversation was deleted
+                conversations_of(request).append(owner, earlier.conversation, said, items_bytes(said))
 
+    numbers = itertools.count()
+    if body.background:
+        run = Run(owner, frame, streams=bool(body.stream))
+
+        def finished(response: dict[str, Any]) -> None:
+            run.response = response
+            keep(response)
+
+        def broken(error: ApiError, status: str) -> str:
+            finished(failed_response(error, frame, status))
+            return _failed(run.response, next(numbers))
+
+        events = stream(answers, frame, numbers, finished, timed=bool(body.timings_per_token))
+        run.start(answers, events, broken, request.state.leases.pop_all())
+        runs_of(request).add(run)
+        if not body.stream:
+            return JSONResponse(run.response)
+        return EventStream(run.follow(), lambda: None, lambda e: event(e.body("")))
     if body.stream:
-        numbers = itertools.count()
-        events = stream(answers, frame, numbers, keep)
-        return EventStream(events, answers.close, lambda e: _failed(e, frame, next(numbers)))
+        events = stream(answers, frame, numbers, keep, timed=bool(body.timings_per_token))
+        return EventStream(events, answers.close, lambda e: _failed(failed_response(e, frame, "failed"), next(numbers)))
     blocks = Blocks()
     await unless_left(request, blocks.whole(answers), answers.close)
     response = {**ended(blocks, frame), "usage": usage_json(answers.usage)}
@@ -130,10 +171,58 @@ async def responses(
 async def input_tokens(request: Request, body: Annotated[InputBody, Depends(parsed(InputBody))]) -> dict[str, Any]:
     """The tokens of a conversation."""
     service = await text_service(request, body.model)
-    before, nbytes, _ = _history(request, body)
-    conversation = await service.aside(lambda: _conversation(body, before), body.nbytes + nbytes)
-    prompt = await prompt_of(service, conversation, body.nbytes + nbytes)
+    earlier = history_of(request, body)
+    nbytes = body.nbytes + earlier.nbytes
+    conversation = await service.aside(lambda: conversation_of(body, earlier.items), nbytes)
+    prompt = await prompt_of(service, conversation, nbytes)
     return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+
+
+@router.post("/v1/responses/compact", openapi_extra=body_schema(InputBody))
+async def compact(request: Request, body: Annotated[InputBody, Depends(parsed(InputBody))]) -> dict[str, Any]:
+    """A conversation as its last messages of the user, and a summary of all of it that the model writes."""
+    service = await text_service(request, body.model)
+    service.check(body)
+    earlier, length = history_of(request, body), service.engine.context_length
+    most = min(body.max_output_tokens or compaction.MAX_SUMMARY, length // 4)
+
+    def prepare() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        items = [*earlier.items, *items_of(body.input)]
+        messages = conversation_of(body, earlier.items).messages
+        room = length - most - length // 4  # a quarter is for the task and the template
+        return compaction.kept_messages(items, length), compaction.asked(service.tokenizer, messages, room)
+
+    kept, messages = await service.apart(prepare, body.nbytes + earlier.nbytes)
+    asked = Conversation(messages, variables=effort_variables("none"), max_tokens=most, thoughts=Thoughts(given="no"))
+    answers = await answers_to(service, body, asked)
+    (answer,) = await unless_left(request, answers.whole(), answers.close)
+    sealed = compaction.sealed(answer.text.strip())
+    item = {"id": f"cmp_{secrets.token_hex(16)}", "type": "compaction", "encrypted_content": sealed}
+    return {
+        "id": f"resp_{secrets.token_hex(16)}", "object": "response.compaction", "created_at": int(time.time()),
+        "output": [*kept_items(kept), item], "usage": usage_json(answers.usage),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is stored of a request: its input items, their bytes as JSON and values, and those of its conversation."""
+
+    items: list[dict[str, Any]]
+    json_bytes: int
+    values: int
+    more: list[dict[str, Any]]
+    more_bytes: int
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What comes before the input: items, with the bytes of those that it refers to, and the conversation's name."""
+
+    items: Sequence[dict[str, Any]]
+    nbytes: int
+    referred: bool
+    conversation: str | None
 
 
 def store_of(request: Request) -> ResponseStore:
@@ -142,35 +231,56 @@ def store_of(request: Request) -> ResponseStore:
     return store
 
 
-def _history(request: Request, body: InputBody) -> tuple[list[dict[str, Any]], int, bool]:
-    """The items before the input, their bytes with those of items that it refers to, which are put into it, and
-    whether it refers to any.
-    """
+def runs_of(request: Request) -> Runs:
+    """The server's responses in the background."""
+    runs: Runs = request.app.state.runs
+    return runs
+
+
+def history_of(request: Request, body: InputBody) -> Earlier:
+    """What comes before the input, in which items take the places of references to them. Raises ApiError."""
     where, store, owner = "previous_response_id", store_of(request), key_of(request)
-    before, nbytes = store.history(owner, body.previous_response_id, MAX_ITEMS, where)
+    name = _conversation_name(body)
+    if name is not None and body.previous_response_id is not None:
+        raise ApiError(400, "conversation: not together with previous_response_id", param="conversation")
+    previous = body.previous_response_id
+    if previous is not None and (run := runs_of(request).find(owner, previous)) is not None and not run.ended:
+        raise ApiError(400, f"{where}: the response {previous[:100]!r} has not ended; get it until it has", param=where)
+    before, nbytes = store.history(owner, previous, MAX_ITEMS, where)
+    if name is not None:
+        found = conversations_of(request).get(owner, name, "conversation")
+        before, nbytes = list(found.items), found.nbytes
     more = 0
     if isinstance(body.input, list):
         body.input, more = store.resolved(owner, body.input, MAX_BODY_BYTES)
-    return before, nbytes + more, more > 0
+    return Earlier(before, nbytes + more, more > 0, name)
 
 
-def _conversation(body: InputBody, before: list[dict[str, Any]]) -> Conversation:
-    for name in ("conversation", "prompt"):
-        if getattr(body, name) is not None:
-            message = f"{name}: not offered here; send previous_response_id, or the whole conversation as input"
-            raise ApiError(400, message, param=name, code="unsupported_parameter")
-    if body.background:
-        raise ApiError(400, "background: not supported", param="background", code="unsupported_parameter")
+def _conversation_name(body: InputBody) -> str | None:
+    given = body.conversation
+    name = given.get("id") if isinstance(given, dict) else given
+    if name is not None and not isinstance(name, str) or (name is None and given is not None):
+        raise ApiError(400, "conversation: expected its id, or an object with it", param="conversation")
+    return name
+
+
+def conversation_of(body: InputBody, before: Sequence[dict[str, Any]]) -> Conversation:
+    """The conversation of a body after earlier items. Raises ApiError."""
+    if body.prompt is not None:
+        message = "prompt: not offered here; send instructions and input"
+        raise ApiError(400, message, param="prompt", code="unsupported_parameter")
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     given = items_of(body.input) if isinstance(body.input, str) else body.input
     form = body.text.format if body.text is not None else None
     effort = body.reasoning.effort if body.reasoning is not None else None
+    told = body.top_logprobs is not None or _LOGPROBS_NAME in (body.include or ())
     return Conversation(
         [*messages, *messages_of([*before, *given])],
         _tool_choice(body),
         {**effort_variables(effort), **(body.chat_template_kwargs or {})},
         None if form is None else _form(form),
         body.max_output_tokens,
+        (body.top_logprobs or 0) if told else None,
         thoughts=Thoughts(effort=effort),
     )
 
@@ -205,7 +315,7 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
@@ -215,6 +325,7 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        "conversation": None if (name := _conversation_name(body)) is None else {"id": name},
         "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "store": body.store is not False,
         "temperature": sampling.temperature,
@@ -222,6 +333,7 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
                  if form.type == "json_schema" else {"type": form.type}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -237,7 +349,12 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
     return frame
 
 
-def _failed(error: ApiError, frame: dict[str, Any], number: int) -> str:
+def failed_response(error: ApiError, frame: dict[str, Any], status: str) -> dict[str, Any]:
+    """The response that ended with an error, or was cancelled."""
     told = {"code": "server_error", "message": error.message}
-    response = {**frame, "status": "failed", "error": told}
-    return event({"type": "response.failed", "sequence_number": number, "response": response}, "response.failed")
+    return {**frame, "status": status, "error": told if status == "failed" else None}
+
+
+def _failed(response: dict[str, Any], number: int) -> str:
+    kind = f"response.{response['status']}"
+    return event({"type": kind, "sequence_number": number, "response": response}, kind)

@@ -16,9 +16,19 @@ from pydantic import Field
 from mlcpipe.runtime.text.text_pairs import EncodedText
 from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
-from mlcpipe.server.embeddings import MAX_TEXTS, Truncation, check_count, cut, embedded, limit_of, numbers, texts_of
+from mlcpipe.server.embeddings import (
+    MAX_TEXTS,
+    Truncation,
+    check_count,
+    cut,
+    embedded,
+    embedded_tokens,
+    limit_of,
+    numbers,
+)
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import any_service, embedding_service, pool_of, rerank_service
+from mlcpipe.server.mixed_prompts import Prompts, listed_prompts
 from mlcpipe.server.sse import unless_left
 
 router = APIRouter()
@@ -65,12 +75,12 @@ class PoolingBody(Body):
     """The body of a request."""
 
     most_values = MAX_IDS
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
     truncate_prompt_tokens: Truncation = None
-    task: Literal["embed"] | None = None
+    task: Literal["embed", "token_embed"] | None = None
 
 
 @router.post("/v1/rerank", openapi_extra=body_schema(RerankBody), response_model=None)
@@ -117,17 +127,24 @@ async def score(request: Request, body: Annotated[ScoreBody, Depends(parsed(Scor
 @router.post("/v1/pooling", openapi_extra=body_schema(PoolingBody), response_model=None)
 @router.post("/pooling", openapi_extra=body_schema(PoolingBody), response_model=None)
 async def pooling(request: Request, body: Annotated[PoolingBody, Depends(parsed(PoolingBody))]) -> JSONResponse:
-    """The pooled row of each text, which is its embedding."""
+    """The pooled row of each text, which is its embedding, or with the task `token_embed` those of its tokens."""
     service = await embedding_service(request, body.model)
-    texts, truncate = texts_of(body.input), body.truncate_prompt_tokens
-    rows, tokens = await embedded(request, service, texts, truncate, dimensions=body.dimensions)
+    texts, truncate = listed_prompts(body.input), body.truncate_prompt_tokens
+    made: Sequence[Floats]
+    if body.task == "token_embed":
+        if body.dimensions is not None:
+            raise ApiError(400, "dimensions: not with token_embed; leave it out", param="dimensions")
+        made, tokens = await embedded_tokens(request, service, texts, truncate)
+    else:
+        rows, tokens = await embedded(request, service, texts, truncate, dimensions=body.dimensions)
+        made = list(rows)
 
     def respond() -> JSONResponse:
         data = [{"index": index, "object": "pooling", "data": numbers(row, body.encoding_format)}
-                for index, row in enumerate(rows)]  # fmt: skip
+                for index, row in enumerate(made)]  # fmt: skip
         return JSONResponse({**_listed(service, tokens, "pool"), "data": data})
 
-    return await service.apart(respond, rows.nbytes)
+    return await service.apart(respond, sum(one.nbytes for one in made))
 
 
 async def _reranked(request: Request, body: RerankBody) -> tuple[EmbeddingService, list[tuple[int, float]], int]:

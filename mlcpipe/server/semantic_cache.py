@@ -31,7 +31,9 @@ from mlcpipe.server.service import Facts, Service
 
 _MAX_QUEUE = 64  # questions waiting for their vectors; one more is answered without a lookup
 # Fields about sending an answer, and clients' notes.
-_NOT_COMPARED = {"messages", "stream", "stream_options", "store", "metadata", "prediction"}
+_NOT_COMPARED = {
+    "messages", "stream", "stream_options", "store", "metadata", "prediction", "timings_per_token", "return_progress",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class SemanticCache:
             return None
         self._kept.move_to_end(rows[best])
         kept = self._kept[rows[best]]
-        return _Repeated(kept.answer, replace(kept.usage))
+        return _Repeated(kept.answer, replace(kept.usage, prompt_s=0.0, answer_s=0.0))
 
     def keep(self, question: Question, answer: Answer, usage: Usage) -> None:
         """Cache an answer, if it ended with `stop` and calls no tool."""

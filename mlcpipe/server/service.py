@@ -23,6 +23,7 @@ from mlcpipe.server.answer_form import constraint
 from mlcpipe.server.answers import Answers, Waker
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.lora_scales import LoraScales
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import LONG_BYTES, OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
@@ -86,6 +87,7 @@ class Service(OffLoop):
         self.engine = engine
         self.adapters = dict(adapters or {})  # by the model's name in requests
         self.loading: set[str] = set()  # names of adapters being loaded
+        self.lora = LoraScales()
         self.tokenizer, self._words = tokenizer, Words(tokenizer)
         limit_chars(tokenizer, engine.context_length)
         self.facts = facts
@@ -193,6 +195,7 @@ class Service(OffLoop):
             deterministic=bool(body.deterministic),
             adapter=self.adapter_of(body.model),
             control=self.tokenizer.control_places(tokens),
+            progress=body.tells_progress,
         )
 
     async def rules(
@@ -257,8 +260,8 @@ class Service(OffLoop):
 
 
 def repeated(request: Request, n: int) -> list[Request]:
-    """The requests for `n` answers to one prompt, with consecutive seeds; the first alone scores the prompt."""
-    seed, other = request.sampling.seed, replace(request, prompt_logprobs=None)
+    """The requests for `n` answers to one prompt, with consecutive seeds; the first alone tells of the prompt."""
+    seed, other = request.sampling.seed, replace(request, prompt_logprobs=None, progress=False)
     found = [request, *[other] * (n - 1)]
     if seed is None:
         return found

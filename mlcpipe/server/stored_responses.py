@@ -8,24 +8,53 @@ from fastapi import APIRouter, Query, Request
 
 from mlcpipe.server.bodies import MAX_ITEMS, key_of
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.responses import store_of
+from mlcpipe.server.responses import runs_of, store_of
+from mlcpipe.server.sse import EventStream, event
+from mlcpipe.server.stored_conversations import page_of
 
 router = APIRouter()
 _PATH = "/v1/responses/{name}"
 
 
-@router.get(_PATH)
-async def get(request: Request, name: str, stream: bool = False) -> dict[str, Any]:
-    """A response. Raises ApiError for one that is not stored."""
+@router.get(_PATH, response_model=None)
+async def get(
+    request: Request, name: str, stream: bool = False, starting_after: int = -1
+) -> EventStream | dict[str, Any]:
+    """A response as it is now; of one that streams in the background also the events after the one of a number.
+    Raises ApiError for one that is not stored.
+    """
+    owner = key_of(request)
+    run = runs_of(request).find(owner, name)
     if stream:
-        raise ApiError(400, "stream: a stored response comes whole; leave it out", param="stream")
-    return store_of(request).get(key_of(request), name).response
+        if run is None or not run.streams:
+            message = "stream: expected a response that was begun with stream in the background; leave it out"
+            raise ApiError(400, message, param="stream")
+        return EventStream(run.follow(starting_after), lambda: None, lambda error: event(error.body("")))
+    return run.response if run is not None and not run.ended else store_of(request).get(owner, name).response
+
+
+@router.post(f"{_PATH}/cancel")
+async def cancel(request: Request, name: str) -> dict[str, Any]:
+    """End a response in the background; one that has ended stays as it is. Raises ApiError."""
+    owner = key_of(request)
+    run = runs_of(request).find(owner, name)
+    if run is not None:
+        await run.cancel()
+        return run.response
+    response = store_of(request).get(owner, name).response
+    if not response["background"]:
+        raise ApiError(400, "the response was not begun in the background; close its connection to cancel it")
+    return response
 
 
 @router.delete(_PATH)
 async def delete(request: Request, name: str) -> dict[str, Any]:
     """Forget a response: those that follow it can be continued no more. Raises ApiError."""
-    store_of(request).delete(key_of(request), name)
+    owner = key_of(request)
+    if (run := runs_of(request).find(owner, name)) is not None:
+        await run.cancel()
+        runs_of(request).forget(owner, name)
+    store_of(request).delete(owner, name)
     return {"id": name, "object": "response", "deleted": True}
 
 
@@ -42,12 +71,4 @@ async def input_items(
     found = store.get(owner, name)
     before, _ = store.history(owner, found.previous, MAX_ITEMS)
     items = [*before, *found.items]
-    items = items if order == "asc" else items[::-1]
-    if after is not None:
-        places = [index for index, item in enumerate(items) if item.get("id") == after]
-        if not places:
-            raise ApiError(400, f"after: there is no item {after[:100]!r}", param="after")
-        items = items[places[-1] + 1 :]
-    page = items[:limit]
-    ends = {"first_id": page[0].get("id"), "last_id": page[-1].get("id")} if page else {}
-    return {"object": "list", "data": page, "has_more": len(items) > limit, "first_id": None, "last_id": None, **ends}
+    return page_of(items if order == "asc" else items[::-1], limit, after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,13 @@ def read_packed(folder: Path, name: str, model: ModelInfo) -> PackedAdapter:
     except OverflowError as error:
         raise CheckpointError("the adapter does not fit float16", where=shown_path(folder), found=error) from None
     return PackedAdapter(name, folder, blocks, tuple(arrays))
+
+
+def scaled(packed: PackedAdapter, factor: float) -> PackedAdapter:
+    """The adapter with another scale: `factor` times its own."""
+    parts = enumerate(packed.arrays)  # A, B and `scale` of each projection
+    arrays = tuple(array * np.float32(factor) if index % 3 == 2 else array for index, array in parts)
+    return replace(packed, arrays=arrays)
 
 
 def _arrays(info: AdaptedInfo, blocks: int) -> tuple[tuple[tuple[int, ...], str], ...]:

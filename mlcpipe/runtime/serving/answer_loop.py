@@ -226,6 +226,7 @@ class AnswerLoop:
                 answer = self._of_sequence.get(one.id)
                 if answer is not None and not answer.queued_s:
                     answer.queued_s = step.planned - answer.came_s
+            self._tell_progress(rows)
         self._core.copy_pages(step)
         self._computing = True
         for sequence, error in self._core.encode_pictures(step):
@@ -258,6 +259,17 @@ class AnswerLoop:
         for row, token in zip(logits, following):
             logprob, top = log_probabilities(row, token, GREEDY.params, request.prompt_logprobs or 0)
             answer.scores.append(PromptLogprob(logprob, int((row > row[token]).sum()) + 1, tuple(top)))
+
+    def _tell_progress(self, rows: PrefillRows) -> None:
+        """How far a prompt is computed, before these rows of it, for a request that asks."""
+        sequence = rows.sequence
+        answer = self._of_sequence.get(sequence.id)
+        if answer is None or not answer.stream.request.progress or sequence.answer:
+            return
+        stream = answer.stream
+        stream.put(TokenEvent(None, cached_tokens=sequence.cached or 0, computed=rows.begin))
+        if stream.wake is not None:
+            self._news.setdefault(stream.wake, {})[stream] = None
 
     def _fail_alone(self, sequence: Sequence, error: Exception) -> None:
         """End one answer whose pictures could not be computed; what was computed of its prompt is right."""

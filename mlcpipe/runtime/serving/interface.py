@@ -54,6 +54,7 @@ class Request:
                 once for all requests that are submitted after it, as long as it runs, with the same list of tokens
     pictures    those in the prompt
     control     where the prompt has control tokens, in order: messages begin and end there
+    progress    whether events tell how far the prompt is computed, before each part of it
     """
 
     tokens: list[int]
@@ -72,6 +73,7 @@ class Request:
     prompt_logprobs: int | None = None
     pictures: Sequence[Picture] = ()
     control: Sequence[int] = ()
+    progress: bool = False
 
     @property
     def ids(self) -> list[int]:
@@ -88,9 +90,11 @@ class PromptLogprob(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """One token of an answer, or its end; the last event of a stream, and no other, has `finish_reason`.
+    """One token of an answer, the progress of its prompt, or its end.
 
-    token          None where the answer ends without one (timeout, cancelled, error)
+    The last event of a stream, and no other, has `finish_reason`.
+
+    token          None for progress, and where the answer ends without one (timeout, cancelled, error)
     logprob        natural logarithm of its probability after temperature, penalties and grammar
     top            alternatives (token, logprob), best first
     cached_tokens  tokens of the prompt whose keys and values were cached, and `cache_miss`, why no more
@@ -98,6 +102,7 @@ class TokenEvent(NamedTuple):
     prediction     of the last event: accepted and rejected tokens of the client's prediction
     dropped        tokens of the prompt and the answer that a shifted context has lost so far
     prompt_logprobs  of the first token, where the request asks: those of the prompt's tokens but the first
+    computed       of an event without token and end: tokens of the prompt that are computed so far
     """
 
     token: int | None
@@ -111,6 +116,7 @@ class TokenEvent(NamedTuple):
     dropped: int = 0
     cache_miss: CacheMiss | None = None
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    computed: int = 0
 
 
 class Stream:

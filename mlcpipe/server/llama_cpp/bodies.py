@@ -10,9 +10,10 @@ from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.server.bodies import MAX_BIASES, MAX_CHOICES, MAX_IDS, MAX_ITEMS, Body, translated
+from mlcpipe.server.bodies import MAX_BIASES, MAX_CHOICES, MAX_IDS, Body, translated
 from mlcpipe.server.completions import CompletionBody
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.mixed_prompts import check_texts, listed_prompts, mixed_ids
 from mlcpipe.server.samplers import sampled
 from mlcpipe.server.service import Service
 
@@ -80,6 +81,8 @@ class TextFields(Body):
                 "seed": None if self.seed == -1 else self.seed,
                 "logit_bias": biases(service.tokenizer, self.logit_bias),
                 "logprobs": self._logprobs(len(prompts)),
+                "stream": self.stream,
+                "return_progress": self.return_progress,
                 "stop_token_ids": [*ends, *stop_ids] if isinstance(ends, list) else ends,
             },
             self,
@@ -98,45 +101,12 @@ class CompletionFields(TextFields):
 
     def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The tokens of each prompt: a text, tokens, both mixed, or a list of such. Raises ApiError."""
-        given = self.prompt
-        several = isinstance(given, list) and (
-            any(isinstance(one, (list, dict)) for one in given) or all(isinstance(one, str) for one in given)
-        )
-        prompts = given if several else [given]
+        prompts = listed_prompts(self.prompt)
         if not 0 < len(prompts) <= MAX_CHOICES:
             raise ApiError(400, f"prompt: expected 1 to {MAX_CHOICES} prompts, found {len(prompts)}", param="prompt")
-        _check_texts(
-            tokenizer, [part for one in prompts if isinstance(one, list) for part in one], "prompt", chars=False
-        )
+        parts = [part for one in prompts if isinstance(one, list) for part in one]
+        check_texts(tokenizer, parts, "prompt", chars=False)
         return [mixed_ids(tokenizer, one, "prompt") for one in prompts]
-
-
-def _check_texts(tokenizer: Tokenizer, parts: Sequence[Any], where: str, *, chars: bool = True) -> None:
-    """Raises ApiError for more texts than are encoded one by one, LongTextError for too many `chars` together."""
-    texts = [len(part) for part in parts if isinstance(part, str)]
-    if len(texts) > MAX_ITEMS:
-        raise ApiError(400, f"{where}: expected at most {MAX_ITEMS} texts, found {len(texts)}", param=where)
-    if chars:
-        tokenizer.check_length(sum(texts))
-
-
-def mixed_ids(tokenizer: Tokenizer, given: Any, where: str, *, around: bool = True) -> list[int]:
-    """The tokens of a text, of tokens, or of a list of both; `around` adds those around a text. Raises ApiError."""
-    if isinstance(given, dict):
-        if given.get("multimodal_data"):
-            raise ApiError(400, f"{where}.multimodal_data: not offered here; send text only", param=where)
-        given = given.get("prompt_string")
-    parts = given if isinstance(given, list) else [given]
-    _check_texts(tokenizer, parts, where)
-    ids: list[int] = []
-    for index, part in enumerate(parts):
-        if isinstance(part, str):
-            ids += tokenizer.encode(part, add_special_tokens=around and index == 0)
-        elif type(part) is int and isinstance(given, list):
-            ids.append(part)
-        else:
-            raise ApiError(400, f"{where}: expected texts and token ids, found {type(part).__name__}", param=where)
-    return ids
 
 
 def biases(tokenizer: Tokenizer, given: Any) -> dict[str, float] | None:

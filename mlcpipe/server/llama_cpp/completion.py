@@ -19,6 +19,7 @@ from mlcpipe.server.llama_cpp.bodies import CompletionFields, TextFields
 from mlcpipe.server.llama_cpp.cuts import Cut
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, event, unless_left
+from mlcpipe.server.timings import PromptProgress, timings
 
 router = APIRouter()
 MAX_FIELDS = 64
@@ -73,7 +74,9 @@ async def _pieces(answers: Answers, texts: list[_Text]) -> AsyncIterator[tuple[_
     """What each token adds to which text, until all have ended."""
     async for delta in answers.deltas():
         text = texts[delta.index]
-        if not text.ended:
+        if delta.progress is not None:
+            yield text, "", delta
+        elif not text.ended:
             yield text, text.add(delta, answers.usage.completion if len(texts) == 1 else None), delta
         if all(one.ended for one in texts):
             return  # `close` cancels what is left
@@ -81,18 +84,14 @@ async def _pieces(answers: Answers, texts: list[_Text]) -> AsyncIterator[tuple[_
 
 async def _events(answers: Answers, texts: list[_Text], body: TextFields) -> AsyncIterator[str]:
     """The events of a stream: prompts' progress, tokens, and an object at the end of each text."""
-    total, began = sum(len(text.tokens) for text in texts), False
-
-    def progress(processed: int, usage: Usage) -> dict[str, Any]:
-        told = {"total": total, "cache": usage.cached, "processed": processed, "time_ms": round(usage.prompt_s * 1000)}
-        return {"index": 0, "content": "", "tokens": [], "stop": False, "id_slot": _NO_SLOT, "prompt_progress": told}
-
-    if body.return_progress:
-        yield event(progress(0, answers.usage))
+    progress = {index: PromptProgress(size) for index, size in answers.prompt_sizes.items()}
     async for text, piece, delta in _pieces(answers, texts):
-        if not began and body.return_progress:
-            yield event(progress(total, answers.usage))
-        began = True
+        told = progress[delta.index].told(delta) if delta.index in progress else None
+        if told is not None:
+            made = {"index": delta.index, "content": "", "tokens": [], "stop": False, "id_slot": _NO_SLOT}
+            yield event({**made, "prompt_progress": told})
+        if delta.progress is not None:
+            continue
         yield event(text.part(piece, delta, answers.usage))
         if text.ended:
             yield event(text.end(answers.usage, whole=False))
@@ -177,18 +176,6 @@ class _Text:
         if whole and self.probs:
             made["completion_probabilities"] = self.probs
         return made if self.body.response_fields is None else _picked(made, self.body.response_fields)
-
-
-def timings(usage: Usage) -> dict[str, float]:
-    """The times of a request in milliseconds; `cache_n` tokens of its prompts were not computed."""
-    made: dict[str, float] = {"cache_n": usage.cached}
-    for name, count, seconds in (
-        ("prompt", usage.prompt - usage.cached, usage.prompt_s), ("predicted", usage.completion, usage.answer_s),
-    ):  # fmt: skip
-        made |= {f"{name}_n": count, f"{name}_ms": seconds * 1000}
-        made |= {f"{name}_per_token_ms": seconds * 1000 / max(1, count)}
-        made |= {f"{name}_per_second": count / seconds if seconds > 0 else 0.0}
-    return made
 
 
 def _settings(service: Service, body: TextFields, completion: CompletionBody) -> dict[str, Any]:

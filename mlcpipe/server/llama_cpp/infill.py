@@ -13,8 +13,9 @@ from mlcpipe.server.bodies import MAX_ITEMS, body_schema, parsed
 from mlcpipe.server.completions import fill_in_ids
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
-from mlcpipe.server.llama_cpp.bodies import TextFields, mixed_ids
+from mlcpipe.server.llama_cpp.bodies import TextFields
 from mlcpipe.server.llama_cpp.completion import continued
+from mlcpipe.server.mixed_prompts import mixed_ids
 from mlcpipe.server.sse import EventStream
 from mlcpipe.server.tokenize import literal_ids
 
@@ -91,7 +92,7 @@ def _extra(tokenizer: Tokenizer, chunks: list[dict[str, Any]], room: int) -> lis
 
 
 def _text_and_name(chunk: dict[str, Any]) -> tuple[Any, Any]:
-    return chunk.get("text", ""), chunk.get("filename") or "tmp"
+    return chunk.get("text"), chunk.get("filename") or "tmp"
 
 
 def _ids(tokenizer: Tokenizer, given: Any, where: str) -> list[int]:

@@ -1,6 +1,6 @@
 """Ollama's API (its docs/api.md): `/api/chat`, `/api/generate`, `/api/embed` and the paths about models."""
 
-from mlcpipe.server.ollama import answering, embed, models
+from mlcpipe.server.ollama import answering, embed, files, models
 
-ROUTERS = (models.router, answering.router)
-EMBEDDING_ROUTERS = (models.router, embed.router)
+ROUTERS = (models.router, files.router, answering.router)
+EMBEDDING_ROUTERS = (models.router, files.router, embed.router)

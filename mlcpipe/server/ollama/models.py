@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
-from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.bodies import body_schema, parsed
 from mlcpipe.server.errors import OLLAMA_PATHS, ApiError
 from mlcpipe.server.leases import any_service, pool_of
 from mlcpipe.server.model_card import card_of
@@ -32,13 +32,6 @@ class PullBody(ModelBody):
     """The body of `/api/pull`."""
 
     stream: bool | None = None
-
-
-class CopyBody(Body):
-    """The body of `/api/copy`."""
-
-    source: str
-    destination: str
 
 
 @router.get("/api/version")
@@ -121,20 +114,6 @@ async def pull(request: Request, body: Annotated[PullBody, Depends(parsed(PullBo
         loading.cancel()
 
     return EventStream(lines(), close, lambda error: line(error.body(OLLAMA_PATHS)), lines=True)
-
-
-@router.delete("/api/delete", openapi_extra=body_schema(ModelBody))
-async def delete(request: Request, body: Annotated[ModelBody, Depends(parsed(ModelBody))]) -> None:
-    """Refused: the server's own files stay. Raises ApiError."""
-    served(pool_of(request), body.named)
-    raise ApiError(400, "delete: this server removes no model's files; delete them yourself", code="not_offered")
-
-
-@router.post("/api/copy", openapi_extra=body_schema(CopyBody))
-async def copy(request: Request, body: Annotated[CopyBody, Depends(parsed(CopyBody))]) -> None:
-    """Refused. Raises ApiError."""
-    served(pool_of(request), body.source)
-    raise ApiError(400, "copy: this server gives models no other names; serve --alias does", code="not_offered")
 
 
 def _listed(model: Model, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from mlcpipe.errors import ResourceError
+from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.server.app import create_app
 from mlcpipe.server.leases import Leasing
 from mlcpipe.server.load_report import LoadReport
@@ -65,6 +65,12 @@ class Source:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def check_removable(self) -> None:
+        raise UsageError("kept")
+
+    def remove(self) -> None:
+        raise UsageError("kept")
 
 
 async def left(app: Any, pool: ModelPool, path: str, body: Any) -> None:

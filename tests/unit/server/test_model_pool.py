@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from mlcpipe.errors import ResourceError
+from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.load_report import LoadReport
 from mlcpipe.server.model_pool import RETRY_S, ModelPool
@@ -73,6 +73,12 @@ class Source:
 
     def stop(self) -> None:
         self.stops += 1
+
+    def check_removable(self) -> None:
+        raise UsageError("kept")
+
+    def remove(self) -> None:
+        raise UsageError("kept")
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Collection
 from contextlib import suppress
@@ -53,9 +52,7 @@ async def load(request: Request, body: Annotated[LoadBody, Depends(parsed(LoadBo
     service.check_free(name)  # another client may have been faster
     service.loading.add(name)
     try:
-        service.adapters[name] = await asyncio.wrap_future(service.engine.load_adapter(packed))
-    except MlcpipeError as error:
-        raise refused(error) from None
+        service.adapters[name] = await service.lora.load(service, packed)
     finally:
         service.loading.discard(name)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")

@@ -89,8 +89,9 @@ class ConversationStore(OwnedStore[StoredConversation]):
         """Without an item. Raises ApiError for one that is not there."""
         old = self.get(owner, name)
         gone = self.item(owner, name, item)
-        kept = tuple(one for one in old.items if one is not gone)
-        made = replace(old, items=kept, nbytes=old.nbytes - items_bytes([gone]))
+        kept = list(old.items)
+        kept.remove(gone)  # the first that is equal, as `item` finds it
+        made = replace(old, items=tuple(kept), nbytes=old.nbytes - items_bytes([gone]))
         self._put(owner, made)
         return made
 

@@ -38,11 +38,12 @@ class LoraScales:
             found = self._made.pop((own.serial, scale), None)
             if found is None:
                 packed = await service.apart(partial(service.engine.read_adapter, own.path, name))
-                found = await self._loaded(service, await service.apart(partial(scaled, packed, scale)))
+                found = await self.load(service, await service.apart(partial(scaled, packed, scale)))
             self._made[own.serial, scale] = found
         return found
 
-    async def _loaded(self, service: Service, packed: PackedAdapter) -> Adapter:
+    async def load(self, service: Service, packed: PackedAdapter) -> Adapter:
+        """Load an adapter, in the place of those that nobody uses if there is no other. Raises ApiError."""
         while True:
             try:
                 return await asyncio.wrap_future(service.engine.load_adapter(packed))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 
 from mlcpipe.server import codex
+from mlcpipe.server.bodies import Body, body_schema, parsed
 from mlcpipe.server.leases import pool_of
 from mlcpipe.server.pooled_model import Model
 
 router = APIRouter()
+# Of llama-server's router, which has no other words.
+_STATUS = {"ready": "loaded", "unloading": "loaded", "failed": "unloaded"}
+
+
+class NameBody(Body):
+    """The name of a model."""
+
+    model: str
 
 
 @router.get("/v1/models")
@@ -22,6 +31,20 @@ async def models(request: Request) -> dict[str, Any]:
     if "client_version" in request.query_params:  # Codex
         found["models"] = [codex.described(one["id"], one["max_model_len"]) for one in listed]
     return found
+
+
+@router.post("/v1/models/load", openapi_extra=body_schema(NameBody))
+async def load(request: Request, body: Annotated[NameBody, Depends(parsed(NameBody))]) -> dict[str, bool]:
+    """Begin to load a model, as llama-server's router does; `status` in the list says when it is. Raises ApiError."""
+    pool_of(request).preload(body.model)
+    return {"success": True}
+
+
+@router.post("/v1/models/unload", openapi_extra=body_schema(NameBody))
+async def unload(request: Request, body: Annotated[NameBody, Depends(parsed(NameBody))]) -> dict[str, bool]:
+    """Unload a model once its requests are answered. Raises ApiError for one that stays."""
+    await pool_of(request).unload(body.model)
+    return {"success": True}
 
 
 @router.get("/v1/models/{name:path}")
@@ -44,6 +67,7 @@ def _described(model: Model, name: str) -> dict[str, Any]:
         "root": model.name if folder is None else str(folder),
         "parent": None if folder is None else model.name,
         "state": model.state,
+        "status": {"value": _STATUS.get(model.state, model.state), **({"failed": True} if model.failure else {})},
     }
     if model.state == "loading":
         described["progress"] = model.report.described

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -85,6 +87,45 @@ def test_together_as_alone(server: Running) -> None:
     alone = {name: answer(server, name)[0] for name in names}
     with ThreadPoolExecutor(len(names)) as pool:
         assert list(pool.map(lambda name: answer(server, name)[0], names)) == [alone[name] for name in names]
+
+
+def test_requests_choose_a_scale(server: Running, bundle: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    """As llama-server's `lora` and `/lora-adapters`: an adapter with half of `lora_alpha` says the same."""
+    half = tmp_path / "half"
+    shutil.copytree(folders["first"], half)
+    (half / "adapter_config.json").write_text(json.dumps(config(RANKS["first"], lora_alpha=RANKS["first"])))
+    engine = mlcpipe.Engine(bundle, adapter=half)
+    greedy = mlcpipe.SamplingParams(temperature=0)
+    expected = engine.generate(PROMPT, sampling=greedy, max_tokens=24, ignore_eos=True).text
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "deterministic": True}
+
+    def said(path: str = "/v1/completions", **more: Any) -> str:
+        found = post(server, path, **body, **more).json()
+        return str(found["content"] if path == "/completion" else found["choices"][0]["text"])
+
+    def default(*scales: float) -> Any:
+        given = [{"id": index, "scale": scale} for index, scale in enumerate(scales)]
+        return httpx2.post(server.url + "/lora-adapters", json=given, headers=KEY)
+
+    names = [one["path"] for one in httpx2.get(server.url + "/lora-adapters", headers=KEY).json()]
+    first, whole = names.index("first"), {name: answer(server, name)[0] for name in ("demo", "first")}
+    assert said(lora=[{"id": first, "scale": 0.5}]) == expected not in whole.values()
+    assert said("/completion", lora=[{"id": first, "scale": 0.5}]) == expected
+    assert said(lora=[{"id": first, "scale": 1}]) == whole["first"]
+    assert said(lora=[{"id": first, "scale": 0}]) == said(lora=[]) == whole["demo"]
+    for scale in (0.25, 0.75, 1.5, 0.5):  # more than there is room for: those that nobody uses leave
+        text = said(lora=[{"id": first, "scale": scale}])
+    assert text == expected
+    assert default(*(0.5 * (index == first) for index in range(len(names)))).json() == {"success": True}
+    assert said() == expected and said(lora=[]) == whole["demo"] and answer(server, "first")[0] == whole["first"]
+    listed = httpx2.get(server.url + "/lora-adapters", headers=KEY).json()
+    assert [(one["id"], one["scale"]) for one in listed] == [(i, 0.5 * (i == first)) for i in range(len(names))]
+    assert default(1, 1).status_code == default(1, 0, 0, 0).status_code == 400 and said() == expected
+    assert default().status_code == 200 and said() == whole["demo"]
+    for wrong in ([{"id": 0, "scale": 1}, {"id": 1, "scale": 1}], [{"id": 0, "scale": 1}] * 2, [{"id": 9, "scale": 1}]):
+        assert post(server, "/v1/completions", **body, lora=wrong).status_code == 400
+    both = post(server, "/v1/completions", **body, lora=[{"id": first, "scale": 1}], model="first")
+    assert both.status_code == 400 and "lora" in both.json()["error"]["message"]
 
 
 def test_load_and_unload(server: Running, folders: dict[str, Path]) -> None:

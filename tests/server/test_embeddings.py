@@ -92,6 +92,51 @@ def test_inputs_are_texts_or_tokens_in_any_form(client: httpx2.Client, embedder:
     np.testing.assert_array_equal(cut, embedder.embed(TEXTS, dimensions=16))
 
 
+def test_inputs_that_mix_texts_and_tokens(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
+    ids = embedder.encode(TEXTS[0]).ids
+    inside = ids[1:-1]
+    words = TEXTS[0].split()
+    assert len(inside) >= len(words)
+    begin = len(embedder.encode(words[0]).ids) - 2
+    mixed = [*inside[:begin], " ".join(words[1:])]
+    expected = embedder.embed([inside])
+    np.testing.assert_array_equal(numbers(client, input=mixed), expected)
+    parts = {"content": [{"type": "text", "text": TEXTS[0][:4]}, {"type": "text", "text": TEXTS[0][4:]}]}
+    several = numbers(client, input=[TEXTS[0], ids, {"prompt_string": TEXTS[0]}, parts, mixed])
+    np.testing.assert_array_equal(several, np.concatenate([*[embedder.embed(TEXTS[:1])] * 4, expected]))
+    for wrong in ({"content": "a"}, {"content": [{"type": "input_audio", "input_audio": {}}]}, {}, ["a", True]):
+        refused = client.post("/v1/embeddings", json={"input": wrong})
+        assert refused.status_code == 400 and "input" in refused.json()["error"]["message"]
+
+
+def test_embeddings_of_tokens_are_the_hidden_states(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
+    """llama-server's pooling `none`, and vLLM's task `token_embed`."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(embedder.path.parent / "checkpoint").eval()
+    expected = [tiny.hidden_states(model, embedder.encode(text).ids) for text in TEXTS]
+    found = client.post("/embedding", json={"content": TEXTS, "pooling": "none"}).json()
+    pooled = client.post("/pooling", json={"input": TEXTS, "task": "token_embed"}).json()["data"]
+    for index, states in enumerate(expected):
+        rows = np.array(found[index]["embedding"], np.float32)
+        np.testing.assert_allclose(rows, states, atol=2e-4)
+        np.testing.assert_array_equal(np.array(pooled[index]["data"], np.float32), rows)
+        assert not np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-3)
+    whole = client.post("/embedding", json={"input": TEXTS[0]}).json()
+    assert [one["index"] for one in whole] == [0]
+    np.testing.assert_allclose(np.array(whole[0]["embedding"]), embedder.embed(TEXTS[:1]), atol=1e-6)
+    raw = np.array(client.post("/embedding", json={"content": TEXTS[0], "embd_normalize": -1}).json()[0]["embedding"])
+    np.testing.assert_allclose(raw[0], expected[0].mean(axis=0), atol=2e-4)
+    refused = [
+        ("/v1/embeddings", {"input": "a", "pooling": "none"}), ("/embedding", {"content": "a", "input": "b"}),
+        ("/embedding", {}), ("/embedding", {"content": ["cat " * 100] * 2048, "pooling": "none"}),
+        ("/embedding", {"content": "a", "embd_normalize": -2}), ("/embedding", {"content": "a", "pooling": "max"}),
+        ("/pooling", {"input": "a", "task": "token_embed", "dimensions": 3}),
+    ]  # fmt: skip
+    for path, body in refused:
+        assert client.post(path, json=body).status_code == 400, body
+
+
 def test_clients_at_once_get_the_bits_that_each_gets_alone(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
     texts = [" ".join(TEXTS * (1 + i % 3)) for i in range(24)]
     expected = embedder.embed(texts)
@@ -108,7 +153,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [-1]}, "token ids"),
     ({"input": 5}, "input"),
     ({"input": None}, "input"),
-    ({"input": ["a", 5]}, "input"),
+    ({"input": ["a", 5.5]}, "input"),
     ({}, "input"),
     ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
     ({"input": "a", "dimensions": 0}, "dimensions"),
@@ -192,7 +237,7 @@ def test_scores_of_an_embedder_are_cosines(client: httpx2.Client, embedder: mlcp
     assert many.status_code == 200 and len(many.json()["data"]) == 1025
     pooled = client.post("/pooling", json={"input": TEXTS, "model": "tiny"}).json()["data"]
     np.testing.assert_array_equal(np.array([one["data"] for one in pooled], np.float32), embedder.embed(TEXTS))
-    assert client.post("/pooling", json={"input": TEXTS, "task": "token_embed"}).status_code == 400
+    assert client.post("/pooling", json={"input": TEXTS, "task": "classify"}).status_code == 400
     assert client.post("/rerank", json={"query": "a", "texts": ["b"]}).status_code == 400
     assert client.get("/ping").status_code == client.post("/ping").status_code == 200
     assert client.get("/version").json() == {"version": mlcpipe.__version__}

@@ -117,3 +117,22 @@ def test_facts_of_the_server(client: httpx2.Client, demo: Engine) -> None:
     told = [{"role": "user", "content": "Hello"}]
     applied = client.post("/apply-template", json={"messages": told}).json()["prompt"]
     assert demo.tokenizer.encode(applied) == demo.tokenizer.encode_chat(told, add_generation_prompt=True)
+
+
+def test_a_chat_tells_its_times_and_the_progress_of_its_prompt(client: httpx2.Client) -> None:
+    """Before each part of the prompt that is computed, and at its end; what was computed before is not again."""
+    text = "The targets of the compiler are many and the weights are quantized. " * 40
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, "stream": True, "return_progress": True}
+    counted = client.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"]
+    for path in ("/v1/chat/completions", "/v1/chat/completions", "/chat/completions"):
+        answer = client.post(path, json={**body, "stream_options": {"include_usage": True}})
+        made = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        told = [one["prompt_progress"] for one in made if "prompt_progress" in one]
+        usage, timings = made[-1]["usage"], made[-1]["timings"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert {one["total"] for one in told} == {counted} == {usage["prompt_tokens"]}
+        assert {one["cache"] for one in told} == {cached} and told[0]["processed"] == cached
+        processed = [one["processed"] for one in told]
+        assert processed == sorted(set(processed)) and processed[-1] == counted and len(processed) > 1
+        assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (cached, counted - cached, 4)
+    assert cached > counted // 2

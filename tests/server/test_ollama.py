@@ -152,8 +152,9 @@ def test_what_only_loads_or_unloads(api: Any) -> None:
         (lambda api: api.generate(NAME, "", keep_alive="soon"), 400, "keep_alive"),
         (lambda api: list(api.chat(NAME, [{"role": "king", "content": "a"}], stream=True)), 400, "role"),
         (lambda api: api.pull("other"), 404, "other"),
-        (lambda api: api.delete(NAME), 400, "delete"),
-        (lambda api: api.copy(NAME, "other"), 400, "copy"),
+        (lambda api: api.delete(NAME), 403, "--api-key"),
+        (lambda api: api.copy("other", "more"), 404, "other"),
+        (lambda api: api.copy(NAME, NAME), 400, "destination"),
         (lambda api: api.create("other", from_=NAME), 404, "/api/create"),
         (lambda api: api.embed(NAME, "a"), 404, "/api/embed"),
     ],
@@ -162,6 +163,15 @@ def test_what_is_not_offered_is_refused_by_name(api: Any, ask: Any, status: int,
     with pytest.raises(ollama.ResponseError, match=".*") as refused:
         ask(api)
     assert refused.value.status_code == status and word in refused.value.error
+
+
+def test_a_copy_is_another_name(api: Any, expected: str) -> None:
+    assert api.copy(NAME, "mine").status == "success"
+    assert [one.model for one in api.list().models] == [f"{NAME}:latest", "mine:latest"]
+    assert api.chat("mine", HELLO, options=GREEDY).message.content == expected
+    assert api.delete("mine").status == "success"
+    with pytest.raises(ollama.ResponseError, match="mine"):
+        api.chat("mine", HELLO)
 
 
 def test_a_client_may_be_asynchronous(server: Running, expected: str) -> None:

@@ -115,10 +115,71 @@ def test_a_stored_response_is_continued(ai: Any, client: httpx2.Client, expected
     assert client.get(f"/v1/responses/{second.id}", params={"stream": True}).status_code == 400
 
 
+def test_a_response_in_the_background(ai: Any, expected: str) -> None:
+    with ai.responses.create(model=NAME, input=QUESTION, temperature=0, background=True, stream=True) as stream:
+        first = next(iter(stream)).response
+    assert first.background and first.status == "in_progress"
+    with ai.responses.retrieve(first.id, stream=True, starting_after=1) as stream:  # as the connection was lost
+        events = list(stream)
+    assert events[0].sequence_number == 2 and events[-1].response.output_text == expected
+    assert ai.responses.retrieve(first.id) == events[-1].response
+    begun = ai.responses.create(model=NAME, input="Count", background=True, extra_body={"ignore_eos": True})
+    stopped = ai.responses.cancel(begun.id)
+    assert stopped.status == "cancelled" and ai.responses.retrieve(begun.id).status == "cancelled"
+
+
+def test_a_conversation_on_the_server(ai: Any, expected: str) -> None:
+    made = ai.conversations.create(metadata={"topic": "targets"})
+    first = ai.responses.create(model=NAME, input=QUESTION, temperature=0, conversation=made.id)
+    assert first.output_text == expected and first.conversation.id == made.id
+    second = ai.responses.create(model=NAME, input="And now?", temperature=0, conversation=made.id)
+    whole = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": expected},
+             {"role": "user", "content": "And now?"}]  # fmt: skip
+    same = ai.responses.create(model=NAME, input=whole, temperature=0)
+    assert (second.output_text, second.usage.input_tokens) == (same.output_text, same.usage.input_tokens)
+    items = [*ai.conversations.items.list(made.id, order="asc", limit=2)]  # page by page
+    texts = [QUESTION, expected, "And now?", second.output_text]
+    assert [one.content[0].text for one in items] == texts
+    more = ai.conversations.items.create(made.id, items=[{"role": "user", "content": "Last"}])
+    assert ai.conversations.items.retrieve(more.data[0].id, conversation_id=made.id).content[0].text == "Last"
+    assert ai.conversations.items.delete(more.data[0].id, conversation_id=made.id).id == made.id
+    assert ai.conversations.update(made.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    assert ai.conversations.retrieve(made.id).metadata == {"a": "b"} and ai.conversations.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError, match="there is no conversation"):
+        ai.conversations.retrieve(made.id)
+
+
+def test_a_compacted_conversation_continues(ai: Any) -> None:
+    history = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "They are many. " * 60}]
+    made = ai.responses.compact(model=NAME, input=history, instructions="Be brief.")
+    assert [one.type for one in made.output] == ["message", "compaction"] and made.usage.output_tokens > 1
+    compacted = [one.model_dump(exclude_none=True, warnings=False) for one in made.output]
+    after = ai.responses.create(
+        model=NAME, input=[*compacted, {"role": "user", "content": "Go on"}], max_output_tokens=3
+    )
+    assert after.output
+
+
+def test_log_probabilities_of_a_response(ai: Any, client: httpx2.Client) -> None:
+    asked = {"model": NAME, "temperature": 0, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    made = ai.responses.create(input=QUESTION, max_output_tokens=6, **asked).output[0].content[0]
+    body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 6, "logprobs": True}
+    chat = client.post("/v1/chat/completions", json={**body, "top_logprobs": 2}).json()["choices"][0]
+    found = [(one.token, one.logprob, [other.logprob for other in one.top_logprobs]) for one in made.logprobs]
+    told = chat["logprobs"]["content"]
+    assert found == [
+        (one["token"], one["logprob"], [other["logprob"] for other in one["top_logprobs"]]) for one in told
+    ]
+    assert len(found) == 6 and "".join(one.token for one in made.logprobs) == made.text
+    with ai.responses.create(input=QUESTION, max_output_tokens=6, stream=True, **asked) as stream:
+        deltas = [one for one in stream if one.type == "response.output_text.delta"]
+    assert [token.logprob for one in deltas for token in one.logprobs] == [one[1] for one in found]
+
+
 def test_what_is_not_offered_is_refused(client: httpx2.Client) -> None:
     for change in (
-        {"conversation": "c"},
-        {"background": True},
+        {"prompt": {"id": "p"}},
+        {"background": True, "store": False},
         {"input": []},
         {"input": 3},
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import threading
 import time
@@ -24,6 +25,8 @@ pytest.importorskip("transformers", reason="tiny encoders are transformers model
 import mlcpipe
 from mlcpipe.cli.serve_many import models_of
 from mlcpipe.cli.serve_options import ServeOptions
+from mlcpipe.server.app import create_app
+from mlcpipe.server.guard import Rules
 from mlcpipe.server.load_report import LoadReport
 from tests.conftest import QUICK
 from tests.models import tiny_encoders
@@ -157,6 +160,10 @@ def test_ollama_python_lists_loads_and_unloads_them(client: httpx2.Client, serve
         )
         with pytest.raises(ollama.ResponseError, match="writes text"):
             api.embed("demo", "a")
+    for what, state in (("load", "loaded"), ("unload", "unloaded")):  # as llama-server's router
+        assert client.post(f"/models/{what}", json={"model": "tiny"}).json() == {"success": True}
+        wait_until(lambda state=state: client.get("/models/tiny").json()["status"] == {"value": state})
+    assert client.post("/models/load", json={"model": "other"}).status_code == 404
 
 
 def test_metrics_have_the_name_of_the_model(client: httpx2.Client) -> None:
@@ -257,3 +264,25 @@ def test_a_single_model_leaves_when_idle_and_comes_back(demo_bundles: Bundles) -
             assert json.loads(text.split("data: ")[1].strip())["choices"]
             wait_until(lambda: states(client)["demo"] == "unloaded")
         assert client.get("/status").json()["context_length"] == 2048
+
+
+def test_a_model_of_the_server_s_folder_is_deleted(demo_bundles: Bundles, tmp_path: Path) -> None:
+    folder, bundle = tmp_path / "models", demo_bundles["q4f16_1"]
+    shutil.copytree(bundle, folder / "own")
+    (folder / "linked").symlink_to(bundle)
+
+    async def deleted() -> list[int]:
+        loaded = models_of(ServeOptions(models=folder), (), ())
+        app, guard = create_app(Rules(keys=["k"]), serves="all")
+        app.state.pool = pool = loaded.pool()
+        transport, headers = httpx2.ASGITransport(app=guard), {"authorization": "Bearer k"}
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+            names = ("own:latest", "own", "linked")
+            found = [await client.request("DELETE", "/api/delete", json={"model": name}) for name in names]
+            assert [one["model"] for one in (await client.get("/api/tags")).json()["models"]] == ["linked:latest"]
+            assert "not the server's own" in found[-1].json()["error"]
+        pool.close()
+        return [one.status_code for one in found]
+
+    assert asyncio.run(deleted()) == [200, 404, 400]
+    assert [path.name for path in folder.iterdir()] == ["linked"] and (bundle / "mlcpipe.json").is_file()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 
@@ -20,6 +20,8 @@ from mlcpipe.server.model_pool import ModelPool
 from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.server.service import Facts, Service
 from tests.conftest import DEMO
+
+_T = TypeVar("_T")
 
 
 class FakeEngine:
@@ -87,22 +89,38 @@ def answers(
 ) -> Sequence[Any]:
     """The responses to bodies (bytes, or what becomes JSON) that are posted, one after the other; None gets."""
 
-    async def ask() -> list[Any]:
+    async def ask(client: httpx2.AsyncClient) -> list[Any]:
+        return [
+            await client.request(
+                "GET" if body is None else "POST",
+                path,
+                content=body if isinstance(body, bytes | None) else json.dumps(body),
+            )
+            for path, body in requests
+        ]
+
+    return with_client(engine, ask, headers=headers, rules=rules, store=store)
+
+
+def with_client(
+    engine: FakeEngine,
+    work: Callable[[httpx2.AsyncClient], Awaitable[_T]],
+    *,
+    headers: dict[str, str] | list[tuple[str, str]] | None = None,
+    rules: Rules = Rules(),
+    store: ResponseStore | None = None,
+) -> _T:
+    """The result of `work` with a client of a server."""
+
+    async def run() -> _T:
         app, guard = create_app(rules)
         app.state.responses = store or app.state.responses
         app.state.pool = pool = ModelPool.of(Service(engine, engine.tokenizer, Facts(("demo",))))
         async with httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=guard), base_url="http://127.0.0.1", headers=headers
         ) as client:
-            sent = [
-                await client.request(
-                    "GET" if body is None else "POST",
-                    path,
-                    content=body if isinstance(body, bytes | None) else json.dumps(body),
-                )
-                for path, body in requests
-            ]
+            made = await work(client)
         pool.close()
-        return sent
+        return made
 
-    return asyncio.run(ask())
+    return asyncio.run(run())

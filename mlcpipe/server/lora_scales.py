@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from mlcpipe.errors import MlcpipeError, ResourceError
 from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter, scaled
-from mlcpipe.runtime.serving.interface import Request
+from mlcpipe.runtime.serving.interface import Request, ServingEngine
 from mlcpipe.server.errors import ApiError, refused
 
 if TYPE_CHECKING:
     from mlcpipe.server.bodies import LoraScale, SamplingFields
-    from mlcpipe.server.service import Service
+
+_T = TypeVar("_T")
+
+
+class Adapted(Protocol):
+    """What a service is here: its engine, its adapters by name, and their scales."""
+
+    engine: ServingEngine
+    adapters: dict[str, Adapter]
+    lora: LoraScales
+
+    async def apart(self, work: Callable[[], _T], nbytes: int = 0) -> _T:
+        """As `OffLoop.apart`."""
 
 
 class LoraScales:
@@ -29,7 +41,7 @@ class LoraScales:
         self._made: dict[tuple[int, float], Adapter] = {}  # by the serial of the adapter, the latest used one last
         self._loading = asyncio.Lock()
 
-    async def adapter(self, service: Service, name: str, scale: float) -> Adapter:
+    async def adapter(self, service: Adapted, name: str, scale: float) -> Adapter:
         """The adapter of a name with a scale, which is loaded if necessary. Raises ApiError."""
         own = service.adapters[name]
         if scale == 1:
@@ -42,7 +54,7 @@ class LoraScales:
             self._made[own.serial, scale] = found
         return found
 
-    async def load(self, service: Service, packed: PackedAdapter) -> Adapter:
+    async def load(self, service: Adapted, packed: PackedAdapter) -> Adapter:
         """Load an adapter, in the place of those that nobody uses if there is no other. Raises ApiError."""
         while True:
             try:
@@ -55,14 +67,14 @@ class LoraScales:
             except MlcpipeError as error:
                 raise refused(error) from None
 
-    def forget(self, service: Service, name: str, serial: int) -> None:
+    def forget(self, service: Adapted, name: str, serial: int) -> None:
         """Unload what was loaded of an adapter that is unloaded."""
         self.defaults.pop(name, None)
         for key in [key for key in self._made if key[0] == serial]:
             service.engine.unload_adapter(self._made.pop(key))
 
 
-def scales_of(service: Service, given: list[LoraScale], where: str) -> dict[str, float]:
+def scales_of(service: Adapted, given: list[LoraScale], where: str) -> dict[str, float]:
     """The scale of each named adapter, whose ids are their places in `/lora-adapters`. Raises ApiError."""
     names, scales = list(service.adapters), dict[str, float]()
     for one in given:
@@ -81,7 +93,7 @@ def scales_of(service: Service, given: list[LoraScale], where: str) -> dict[str,
     return scales
 
 
-async def with_scales(service: Service, body: SamplingFields, request: Request) -> Request:
+async def with_scales(service: Adapted, body: SamplingFields, request: Request) -> Request:
     """The request with the adapter of its `lora`, or of the server's default. Raises ApiError."""
     if body.lora is None and (request.adapter is not None or not service.lora.defaults):
         return request

@@ -155,7 +155,7 @@ def test_a_compacted_conversation_continues(ai: Any) -> None:
     assert [one.type for one in made.output] == ["message", "compaction"] and made.usage.output_tokens > 1
     compacted = [one.model_dump(exclude_none=True, warnings=False) for one in made.output]
     after = ai.responses.create(
-        model=NAME, input=[*compacted, {"role": "user", "content": "Go on"}], max_output_tokens=3
+        model=NAME, input=[*compacted, {"role": "user", "content": "More, please"}], max_output_tokens=3
     )
     assert after.output
 

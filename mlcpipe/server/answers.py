@@ -56,7 +56,7 @@ class Usage:
     `miss`: why no more was cached, of the first prompt for which there is a reason.
 
     `prompt_s`: of computing the prompts, until the first token, `answer_s`: from there to the last token; both of the
-    answer that took longest.
+    answer that took longest. `begun`: answers with a token; each one's first is computed with its prompt.
 
     `predicted`: of a client's prediction, the accepted and the rejected tokens. `dropped`: tokens of prompt and answers
     lost to context shifts; None if contexts are not shifted.
@@ -69,6 +69,7 @@ class Usage:
     predicted: tuple[int, int] | None = None
     prompt_s: float = 0.0
     answer_s: float = 0.0
+    begun: int = 0
     dropped: int | None = None
     miss: CacheMiss | None = None
 
@@ -287,6 +288,7 @@ class _Choice:
             self._usage.prompt_s = max(self._usage.prompt_s, self._timer.prompt_s)
             self._usage.answer_s = max(self._usage.answer_s, self._timer.answer_s)
             self._usage.completion += 1
+            self._usage.begun += self._tokens == 1
             if self._tokens == 1 and self._counts_cached:
                 self._usage.cached += event.cached_tokens
                 self._usage.miss = self._usage.miss or event.cache_miss

@@ -170,10 +170,10 @@ async def _chunks(answers: DeltaSource, frame: dict[str, Any], body: ChatBody) -
     for index in range(body.n or 1):
         yield chunk(index, {"role": "assistant", "content": ""})
     async for one in answers.deltas():
-        told = progress[one.index].told(one) if one.index in progress else None
+        told = progress[one.index].told(one, timed=timed) if one.index in progress else None
         if told is not None:
             choice = {"index": one.index, "delta": {}, "logprobs": None, "finish_reason": None}
-            yield event({**frame, "choices": [choice], "prompt_progress": told})
+            yield event({**frame, "choices": [choice], **told})
         delta = _delta_json(one)
         logprobs = _logprobs(one.logprobs) if one.logprobs else None
         if delta or logprobs:

@@ -174,9 +174,9 @@ async def _chunks(
         return made(_choice(index, heads[index], _joined(answers, index, echoed, (), 0), None))
 
     async for one in answers.deltas():
-        told = progress[one.index].told(one) if one.index in progress else None
+        told = progress[one.index].told(one, timed=timed) if one.index in progress else None
         if told is not None:
-            yield event({**frame, "choices": [_choice(one.index, "", None, None)], "prompt_progress": told})
+            yield event({**frame, "choices": [_choice(one.index, "", None, None)], **told})
         if one.progress is not None:
             continue
         if one.index in waiting:

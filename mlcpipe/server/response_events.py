@@ -51,9 +51,9 @@ async def stream(
     blocks, ids = Blocks(), dict[int, str]()
     progress = {index: PromptProgress(size) for index, size in answers.prompt_sizes.items()}
     async for delta in answers.deltas():
-        told = progress[delta.index].told(delta) if delta.index in progress else None
+        told = progress[delta.index].told(delta, timed=timed) if delta.index in progress else None
         if told is not None:
-            yield emit("response.in_progress", response=frame, prompt_progress=told)
+            yield emit("response.in_progress", response=frame, **told)
         for one in blocks.taken(delta):
             for text in _block_events(one, ids, emit):
                 yield text

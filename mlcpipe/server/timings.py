@@ -9,14 +9,22 @@ from mlcpipe.server.answers import Delta, Usage
 
 
 def timings(usage: Usage) -> dict[str, float]:
-    """The times of a request in milliseconds; `cache_n` tokens of its prompts were not computed."""
-    made: dict[str, float] = {"cache_n": usage.cached}
-    for name, count, seconds in (
-        ("prompt", usage.prompt - usage.cached, usage.prompt_s), ("predicted", usage.completion, usage.answer_s),
-    ):  # fmt: skip
+    """The times of a request in milliseconds; `cache_n` tokens of its prompts were not computed.
+
+    The first token of an answer comes with its prompt, so the rates of an answer are those of the others.
+    """
+    return _timings(usage.cached, usage.prompt - usage.cached, usage.prompt_s, usage)
+
+
+def _timings(cached: int, computed: int, prompt_s: float, usage: Usage) -> dict[str, float]:
+    made: dict[str, float] = {"cache_n": cached}
+    for name, count, steps, seconds in (
+        ("prompt", computed, computed, prompt_s),
+        ("predicted", usage.completion, usage.completion - usage.begun, usage.answer_s),
+    ):
         made |= {f"{name}_n": count, f"{name}_ms": seconds * 1000}
-        made |= {f"{name}_per_token_ms": seconds * 1000 / max(1, count)}
-        made |= {f"{name}_per_second": count / seconds if seconds > 0 else 0.0}
+        made |= {f"{name}_per_token_ms": seconds * 1000 / max(1, steps)}
+        made |= {f"{name}_per_second": steps / seconds if seconds > 0 else 0.0}
     return made
 
 
@@ -30,23 +38,18 @@ class PromptProgress:
         self._total, self._cached, self._began = total, 0, time.monotonic()
         self._processed = -1
 
-    def told(self, delta: Delta) -> dict[str, int] | None:
-        """The progress that a delta tells, None for one that tells none."""
+    def told(self, delta: Delta, *, timed: bool = False) -> dict[str, Any] | None:
+        """Fields of an event with the progress that a delta tells, and the times so far if they are wanted.
+
+        None for a delta that tells none.
+        """
+        now, processed = time.monotonic(), self._total
         if delta.progress is not None:
-            if self._processed < 0:
-                self._began = time.monotonic()
             self._cached, processed = delta.progress
-        elif self._processed == self._total:
-            return None
-        else:
-            processed = self._total
+            self._began = now if self._processed < 0 else self._began
         if processed <= self._processed:  # of a prompt that is computed again, after it was displaced
             return None
-        self._processed = processed
-        time_ms = round((time.monotonic() - self._began) * 1000)
-        return {"total": self._total, "cache": self._cached, "processed": processed, "time_ms": time_ms}
-
-
-def add_timings(event: dict[str, Any], usage: Usage, *, wanted: bool) -> dict[str, Any]:
-    """An event with the times so far, if they are wanted."""
-    return {**event, "timings": timings(usage)} if wanted else event
+        self._processed, since_s = processed, now - self._began
+        told = {"total": self._total, "cache": self._cached, "processed": processed, "time_ms": round(since_s * 1000)}
+        more = {} if not timed else {"timings": _timings(self._cached, processed - self._cached, since_s, Usage())}
+        return {"prompt_progress": told, **more}

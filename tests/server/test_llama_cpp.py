@@ -47,7 +47,7 @@ def test_a_text_is_the_engine_s(client: httpx2.Client, demo: Engine, expected: s
     assert made["tokens_evaluated"] == len(demo.tokenizer.encode(TEXT, add_special_tokens=True))
     timings = made["timings"]
     assert timings["prompt_n"] + timings["cache_n"] == made["tokens_evaluated"] and timings["predicted_n"] == 12
-    assert timings["predicted_per_second"] == pytest.approx(12000 / timings["predicted_ms"])
+    assert timings["predicted_per_second"] == pytest.approx(11000 / timings["predicted_ms"])
     settings = made["generation_settings"]
     assert (settings["temperature"], settings["n_predict"], made["model"]) == (0, 12, NAME)
 
@@ -56,6 +56,8 @@ def test_a_stream_is_the_same_in_pieces(client: httpx2.Client, expected: str) ->
     made = events(client, return_progress=True, timings_per_token=True)
     progress = [one["prompt_progress"] for one in made if "prompt_progress" in one]
     assert [one["processed"] for one in progress] == [0, progress[0]["total"]]
+    first, last = (one["timings"] for one in made if "prompt_progress" in one)
+    assert first["prompt_ms"] == first["prompt_n"] == 0 and last["prompt_n"] == progress[0]["total"]
     pieces = [one for one in made if not one["stop"] and "prompt_progress" not in one]
     assert "".join(one["content"] for one in pieces) == expected and len(pieces) > 5
     assert all("timings" in one for one in pieces)
@@ -67,7 +69,11 @@ def test_words_and_ends(client: httpx2.Client, demo: Engine, expected: str) -> N
     made = ask(client, stop=[expected[10:14]])
     assert made["content"] == expected[: expected.index(expected[10:14])]
     assert (made["stop_type"], made["stopping_word"]) == ("word", expected[10:14])
-    assert ask(client, n_predict=-1)["stop_type"] == "eos"
+    assert ask(client, n_predict=-1)["stop_type"] == "eos" and not made["truncated"]
+    full = ask(client, n_predict=-1, ignore_eos=True, prompt=[5] * (demo.context_length - 8))
+    assert full["truncated"] and (full["stop_type"], full["tokens_predicted"]) == ("limit", 8)
+    one = ask(client, n_predict=1)["timings"]
+    assert (one["predicted_n"], one["predicted_per_second"], one["predicted_per_token_ms"]) == (1, 0, 0)
     assert ask(client, n_predict=0)["content"] == "" and events(client, n_predict=0)[-1]["tokens_predicted"] == 0
     first = demo.tokenizer.encode(expected)[0]
     text = demo.tokenizer.decode([first])

@@ -56,7 +56,8 @@ async def continued(
     completion, told, settings = await service.apart(prepare, body.nbytes)
     answers, _ = await answers_to_texts(service, completion)
     asked = [one for one in zip(prompts, told) for _ in range(completion.n or 1)]
-    texts = [_Text(body, index, tokens, text, settings, service.name_of(body.model))
+    name, length = service.name_of(body.model), service.engine.context_length
+    texts = [_Text(body, index, tokens, text, settings, name, length)
              for index, (tokens, text) in enumerate(asked)]  # fmt: skip
     if body.stream:
         return EventStream(_events(answers, texts, body), answers.close, lambda error: event(error.body("")))
@@ -85,11 +86,12 @@ async def _pieces(answers: Answers, texts: list[_Text]) -> AsyncIterator[tuple[_
 async def _events(answers: Answers, texts: list[_Text], body: TextFields) -> AsyncIterator[str]:
     """The events of a stream: prompts' progress, tokens, and an object at the end of each text."""
     progress = {index: PromptProgress(size) for index, size in answers.prompt_sizes.items()}
+    timed = bool(body.timings_per_token)
     async for text, piece, delta in _pieces(answers, texts):
-        told = progress[delta.index].told(delta) if delta.index in progress else None
+        told = progress[delta.index].told(delta, timed=timed) if delta.index in progress else None
         if told is not None:
             made = {"index": delta.index, "content": "", "tokens": [], "stop": False, "id_slot": _NO_SLOT}
-            yield event({**made, "prompt_progress": told})
+            yield event({**made, **told})
         if delta.progress is not None:
             continue
         yield event(text.part(piece, delta, answers.usage))
@@ -107,6 +109,7 @@ class _Text:
     prompt: str
     settings: Mapping[str, Any]
     model: str
+    context_length: int
     content: str = ""
     predicted: int = 0
     ended: bool = False
@@ -167,7 +170,7 @@ class _Text:
             "generation_settings": self.settings,
             "prompt": self.prompt,
             "has_new_line": "\n" in self.content,
-            "truncated": False,
+            "truncated": bool(usage.dropped) or len(self.tokens) + self.predicted >= self.context_length,
             "stop_type": self.stop_type,
             "stopping_word": self.stopping_word,
             "tokens_cached": len(self.tokens) + self.predicted,

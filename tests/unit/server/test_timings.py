@@ -54,7 +54,10 @@ def test_times_of_responses_are_where_llama_server_has_them() -> None:
     stream, plain = answers(FakeEngine("One two"), (RESPONSES, body), (RESPONSES, {"input": "a", "stream": True}))
     made = events(stream.text)
     kinds = {one["type"] for one in made if "timings" in one}
-    assert kinds == {"response.output_text.delta", "response.completed"} and "timings" not in plain.text
+    assert (
+        kinds == {"response.in_progress", "response.output_text.delta", "response.completed"}
+        and "timings" not in plain.text
+    )
     (told,) = [one["prompt_progress"] for one in made if "prompt_progress" in one]
     assert told["processed"] == told["total"] == made[-1]["response"]["usage"]["input_tokens"]
 
@@ -81,7 +84,7 @@ def test_progress_only_grows_and_ends_once() -> None:
     for delta in (Delta(0, progress=(16, 16)), Delta(0, progress=(16, 64)), Delta(0, progress=(0, 0)),
                   Delta(0, text="a"), Delta(0, text="b")):  # fmt: skip
         if (one := progress.told(delta)) is not None:
-            told.append((one["cache"], one["processed"], one["total"]))
+            told.append(tuple(one["prompt_progress"][name] for name in ("cache", "processed", "total")))
     assert told == [(16, 16, 100), (16, 64, 100), (0, 100, 100)]
 
 

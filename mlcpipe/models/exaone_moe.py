@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.models.exaone4 import hybrid_windows
-from mlcpipe.models.glm4_moe import grouped_routing
+from mlcpipe.models.exaone4 import DEFAULT_PATTERN, hybrid_windows
+from mlcpipe.models.glm4_moe import complete_gguf, grouped_routing
 from mlcpipe.models.glm4_moe_lite import sparse_where_listed
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.gguf import EXPERTS, MOE, PRE_NORM, GgufFamily, GgufFile, read_drafts, read_windows
 from mlcpipe.nn.moe import expert_counts
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
@@ -44,3 +45,13 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     shared = fields.integer("num_shared_experts", 1, low=0, high=4096)
     mlp = sparse_where_listed(base, routing, dense=1, shared=shared, width=1024)
     return decoder(base, base.attentions(windows, norm="head"), mlp, rotated=rotated)
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    read_drafts(file, config)
+    complete_gguf(file, config)
+    config["num_shared_experts"] = config.pop("n_shared_experts")
+    read_windows(file, config, DEFAULT_PATTERN)
+
+
+GGUF = GgufFamily("exaone-moe", _complete_gguf, {**PRE_NORM, **MOE}, EXPERTS)

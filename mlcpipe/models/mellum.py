@@ -14,6 +14,7 @@ from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder import decoder
+from mlcpipe.nn.gguf import EXPERTS, MOE, PRE_NORM, GgufFamily, GgufFile, read_experts, read_windows
 from mlcpipe.nn.moe import Routing, expert_counts
 from mlcpipe.nn.names import CheckpointNames
 
@@ -39,3 +40,22 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         ropes=ropes_of_kinds(base, ROPES),
         rope_of=[0 if window is None else 1 for window in windows],
     )
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """All layers have experts. The scaling of rope is that of full layers alone."""
+    read_experts(file, config)
+    read_windows(file, config, 4)
+    theta, full = config.pop("rope_theta"), config.pop("rope_scaling", None) or {"rope_type": "default"}
+    config |= {
+        "attention_bias": "blk.0.attn_q.bias" in file,
+        "mlp_layer_types": ["sparse"] * len(config["layer_types"]),
+        "norm_topk_prob": True,
+        "rope_parameters": {
+            "full_attention": {**full, "rope_theta": theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", theta)},
+        },
+    }
+
+
+GGUF = GgufFamily("mellum", _complete_gguf, {**PRE_NORM, **MOE}, EXPERTS)

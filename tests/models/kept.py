@@ -51,6 +51,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"routed_scaling_factor": 1.0},
     "afmoe": {"global_attn_every_n_layers": 4, "num_hidden_layers": 5},
     "llama4_text": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
+    "mellum": {"mlp_layer_types": ["sparse"] * 3},
     "minicpm3": {"dim_model_base": 256, "v_head_dim": 16, "q_lora_rank": 32},
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mamba"]},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},

@@ -30,7 +30,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [3]},
     "bailing_hybrid": {**_LATENT, "layer_group_size": 4, "n_group": 1, "topk_group": 1, "linear_head_dim": 16},
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), _LATENT),
-    "deepseek_v3": {**_LATENT, "n_group": 1, "topk_group": 1},
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm_moe_dsa"), {**_LATENT, "n_group": 1, "topk_group": 1}),
     "falcon_mamba": {},  # norms of hidden_size / 16 numbers
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64},
     "granitemoehybrid": {"layer_types": ["mamba"] * 3 + ["attention"]},

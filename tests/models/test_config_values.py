@@ -97,6 +97,8 @@ FACTS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("llama4_text", {"no_rope_layers": []}, "rope_of", (0, 0, 0, 1)),
     ("llama4_text", {"attention_chunk_size": 32, "rope_scaling": YARN}, "context_length", 32),
     ("llama4_text", {"attention_chunk_size": None, "rope_scaling": {**YARN, "factor": 8.0}}, "context_length", 128),
+    ("deepseek_v32", {"index_topk": 32}, "context_length", 32),
+    ("glm_moe_dsa", {}, "context_length", 64),
 ]
 
 

@@ -226,6 +226,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"num_attention_heads": 2048, "num_key_value_heads": 1}, "num_key_value_heads"),
     ("deepseek_v3", {"num_attention_heads": 2048, "num_key_value_heads": 2048}, "num_attention_heads"),
     ("deepseek_v3", {"kv_lora_rank": 8192}, "kv_lora_rank"),
+    ("deepseek_v32", {"index_topk": 0}, "index_topk"),
+    ("glm_moe_dsa", {"layer_types": ["full_attention"] * 2}, "layer_types"),
     ("deepseek_v2", {"rope_interleave": False}, "rope_interleave"),
     *(
         ("kimi_linear", {"linear_attn_config": {"num_heads": 4, "head_dim": 16, **lists}}, word)

@@ -28,8 +28,8 @@ FAST = ("llama-default", "gemma2-softcaps", "phi3-longrope")
 NEW = new_kinds(CASES)
 # Families that few run, of blocks that others bring: their own names and sizes are in the tier of all combinations.
 FEW_RUN = (
-    "cwm", "dots1", "ernie4_5", "exaone_moe", "gpt_bigcode", "granitemoeshared", "helium", "hunyuan_v1_moe", "hy_v3",
-    "hyperclovax", "mellum", "olmoe", "seed_oss", "solar_open", "vaultgemma", "youtu",
+    "cwm", "deepseek_v32", "dots1", "ernie4_5", "exaone_moe", "glm_moe_dsa", "gpt_bigcode", "granitemoeshared", "helium",
+    "hunyuan_v1_moe", "hy_v3", "hyperclovax", "mellum", "olmoe", "seed_oss", "solar_open", "vaultgemma", "youtu",
 )  # fmt: skip
 FULL = [case.id for case in CASES if case in NEW or (case.variant == "default" and case.model_type not in FEW_RUN)]
 pytestmark = [pytest.mark.fast_cases(*FAST), pytest.mark.full_cases(*FULL)]

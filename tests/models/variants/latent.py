@@ -12,6 +12,17 @@ LATENT = {"num_key_value_heads": 4, "head_dim": 8}  # as many as of queries; wha
 OWN: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {**LATENT, "n_group": 1},
     "deepseek_v3": {**LATENT, "topk_group": 1, "first_k_dense_replace": 1},
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa"),
+        {
+            **LATENT,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+        },
+    ),
     "glm4_moe_lite": LATENT,
     "longcat_flash": {
         **LATENT,

@@ -75,10 +75,11 @@ def write_gguf(
     `more` adds other keys.
     """
     config, family = with_usual_names(source.config), gguf_families()[source.config["model_type"]]
-    like = {"laguna": gguf.MODEL_ARCH.STEP35}.get(family.arch, gguf.MODEL_ARCH.DEEPSEEK2)
+    known = gguf.MODEL_ARCH
+    like = {"laguna": known.STEP35, "mellum": known.QWEN3MOE}.get(family.arch, known.DEEPSEEK2)
     architecture = ARCHITECTURES.get(family.arch, like)  # tensors of one that the package lacks
     writer = gguf.GGUFWriter(path, family.arch, **split)  # type: ignore[arg-type]
-    drafts = config.get("num_nextn_predict_layers", 0)
+    drafts = config.get("num_nextn_predict_layers") or 0
     own = any(name.endswith(("mtp.fc.weight", ".eh_proj.weight")) for name in source.tensors)
     for i in range(0 if own else drafts):
         writer.add_tensor(f"blk.{config['num_hidden_layers'] + i}.nextn.enorm.weight", np.ones(4, np.float32))

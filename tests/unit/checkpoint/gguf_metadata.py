@@ -35,7 +35,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
     head_dim = _head_dim(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    drafts = config.get("num_nextn_predict_layers", 0)
+    drafts = config.get("num_nextn_predict_layers") or 0
     writer.add_block_count(config["num_hidden_layers"] + drafts)
     if drafts:
         writer.add_nextn_predict_layers(drafts)
@@ -81,9 +81,8 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
         writer.add_expert_used_count(next(config[name] for name in used if config.get(name)))
         if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "jamba", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    score = (
-        "sigmoid" if kind in ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe", "laguna") else ""
-    )
+    sigmoid = ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe", "laguna", "exaone_moe")
+    score = "sigmoid" if kind in sigmoid else ""
     if score := config.get("expert_selection_fn", score):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType[score.upper()])
     if kind in ("cohere2_moe", "laguna"):
@@ -100,6 +99,8 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
         "cohere2",
         "cohere2_moe",
         "exaone4",
+        "exaone_moe",
+        "mellum",
         "olmo3",
         "starcoder2",
         "afmoe",
@@ -108,7 +109,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if kind in ("gemma3n_text", "gemma4_text"):
         _add_gemma4(writer, config)
-    if kind in ("exaone4", "olmo3", "cohere2_moe"):
+    if kind in ("exaone4", "exaone_moe", "mellum", "olmo3", "cohere2_moe"):
         writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),

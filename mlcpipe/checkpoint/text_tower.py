@@ -36,6 +36,7 @@ TOWERS: Mapping[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",

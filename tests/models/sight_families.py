@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from PIL import Image
@@ -210,6 +211,43 @@ GEMMA4_WINDOWS = replace(
     },
 )  # fmt: skip
 
+
+def _lfm2_vl(checkpoint: Path, text: str, images: list[Any]) -> Mapping[str, Any]:
+    pytest.importorskip("torchvision", reason="LFM2-VL's processor of transformers needs it")
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    found = Lfm2VlImageProcessor(**LFM2_VL.preprocessor)(
+        [Image.fromarray(one) for one in images], return_tensors="pt", return_row_col_info=True
+    )
+    parts = []
+    for rows, columns, (height, width) in zip(
+        found.pop("image_rows"), found.pop("image_cols"), found.pop("image_sizes")
+    ):
+        tiles = [f"<|img_row_{r + 1}_col_{c + 1}|>{'<image>' * 16}" for r in range(rows) for c in range(columns)]
+        whole = "<image>" * (int(height) * int(width) // 64)
+        inner = whole if len(tiles) == 1 else f"{''.join(tiles)}<|img_thumbnail|>{whole}"
+        parts.append(f"<|image_start|>{inner}<|image_end|>")
+    return dict(tokenizer_of(checkpoint)(_filled(text, "<image>", parts), return_tensors="pt")) | dict(found)
+
+
+# Pictures of fewer patches than the table has places in a row, and of more.
+LFM2_VL = SeeingFamily(
+    {
+        "model_type": "lfm2_vl", "image_token_id": 257, "downsample_factor": 2, "projector_hidden_size": 80,
+        "text_config": {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
+                        "full_attn_idxs": None, "block_auto_adjust_ff_dim": False, "conv_L_cache": 3},
+        "vision_config": {**VIT, "model_type": "siglip2_vision_model", "num_patches": 36, "patch_size": 4,
+                          "vision_use_head": False},
+    },
+    {"encoder_patch_size": 4, "downsample_factor": 2, "tile_size": 32, "min_image_tokens": 8, "max_image_tokens": 16,
+     "max_tiles": 4, "resample": 2, **COLORS},
+    ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+     *(f"<|img_row_{r}_col_{c}|>" for r in range(1, 5) for c in range(1, 5))),
+    "<image>",
+    _lfm2_vl,
+)  # fmt: skip
+
 FAMILIES = {
     "gemma3": GEMMA3, "mistral3": MISTRAL3, "internvl": INTERNVL, "gemma4": GEMMA4, "gemma4-windows": GEMMA4_WINDOWS,
+    "lfm2_vl": LFM2_VL,
 }  # fmt: skip

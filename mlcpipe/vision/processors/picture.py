@@ -108,9 +108,14 @@ def ids_of(tokens: list[int], pictures: Sequence[Picture]) -> list[int]:
     return [token if token >= 0 else pictures[0].info.token for token in tokens] if pictures else tokens
 
 
-def normalized(pixels: NDArray[np.uint8], mean: Any, std: Any) -> Floats:
-    """pixels uint8 [..., 3] -> f32, (pixels / 255 - mean) / std by channel, rounded as transformers rounds it."""
+def normalized(pixels: NDArray[np.uint8], mean: Any, std: Any, *, fused: bool = False) -> Floats:
+    """pixels uint8 [..., 3] -> f32, (pixels / 255 - mean) / std by channel, rounded as transformers rounds it.
+
+    `fused`: (pixels - 255 mean) / (255 std), as its processors of torch do.
+    """
     unit = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
     mean, std = (np.asarray(one, np.float32) for one in (mean, std))
+    if fused:
+        unit, mean, std = np.arange(256, dtype=np.float32), mean * np.float32(255), std * np.float32(255)
     table: Sequence[Floats] = [(unit - m) / s for m, s in zip(mean, std)]
     return np.stack([one[pixels[..., channel]] for channel, one in enumerate(table)], axis=-1)

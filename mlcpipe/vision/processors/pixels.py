@@ -21,15 +21,15 @@ def resized(image: Image.Image, height: int, width: int, resample: int) -> Image
     return image.resize((width, height), images.Resampling(resample))
 
 
-def squares(tile: NDArray[np.uint8], info: VisionInfo, *, channels_last: bool = False) -> Floats:
+def squares(tile: NDArray[np.uint8], info: VisionInfo, *, channels_last: bool = False, fused: bool = False) -> Floats:
     """A tile uint8 [height, width, 3] -> patches f32[rows, merged * numbers]; what fills no patch is cut off.
 
     Patches of a row lie in a square of `merge` by `merge`, row by row; a patch is [3, pixel row, pixel column], or with
-    `channels_last` [pixel row, pixel column, 3].
+    `channels_last` [pixel row, pixel column, 3]. `fused` is as in `normalized`.
     """
     patch, merge = info.settings["patch"], info.settings["merge"]
     high, wide = (size // (patch * merge) for size in tile.shape[:2])
-    pixels = normalized(tile[: high * merge * patch, : wide * merge * patch], info.mean, info.std)
+    pixels = normalized(tile[: high * merge * patch, : wide * merge * patch], info.mean, info.std, fused=fused)
     parts = pixels.reshape(high, merge, patch, wide, merge, patch, 3)
     parts = parts.transpose(*(0, 3, 1, 4, *((2, 5, 6) if channels_last else (6, 2, 5))))
     return np.ascontiguousarray(parts.reshape(high * wide, info.merged * info.numbers))

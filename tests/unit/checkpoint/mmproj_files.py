@@ -123,6 +123,12 @@ def _add_gemma4(writer: Any, config: Any, vision: Any, processor: Any) -> None:
     writer.add_vision_attention_layernorm_eps(1e-6)
 
 
+def _add_lfm2(writer: Any, config: Any, vision: Any, processor: Any) -> None:
+    vision["image_size"] = 256
+    _siglip(KINDS.LFM2, writer, vision)
+    writer.add_vision_projector_scale_factor(config["downsample_factor"])
+
+
 def _add_qwen2(writer: Any, config: Any, vision: Any, processor: Any) -> None:
     vision["image_size"] = 560
     writer.add_clip_projector_type(KINDS.QWEN2VL if config["model_type"] == "qwen2_vl" else KINDS.QWEN25VL)
@@ -155,7 +161,7 @@ def _qwen_pixels(writer: Any, processor: Any) -> None:
 
 _ADD: Mapping[str, Callable[..., None]] = {
     "gemma3": _add_gemma3, "smolvlm": _add_smolvlm, "mistral3": _add_mistral3, "internvl": _add_internvl,
-    "gemma4": _add_gemma4, **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _add_qwen2),
+    "gemma4": _add_gemma4, "lfm2_vl": _add_lfm2, **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _add_qwen2),
     **dict.fromkeys(("qwen3_vl", "qwen3_5"), _add_qwen3),
 }  # fmt: skip
 
@@ -194,6 +200,16 @@ def _internvl(arrays: Any, config: Any) -> Arrays:
         yield f"{name}.weight" if ".lambda_" in name or name.endswith("position_embeddings") else name, values
 
 
+def _lfm2(arrays: Any, config: Any) -> Arrays:
+    patch = config["vision_config"]["patch_size"]
+    for name, values in _plain(arrays, config):
+        name = name.removeprefix("model.").replace("vision_tower.", "vision_tower.vision_model.")
+        name = name.replace(".vision_model.vision_model.", ".vision_model.")
+        if name.endswith("patch_embedding.weight"):
+            values = values.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
+        yield name, values
+
+
 def _gemma4(arrays: Any, config: Any) -> Arrays:
     patch = config["vision_config"]["patch_size"]
     for name, values in arrays:
@@ -230,6 +246,6 @@ def _qwen(arrays: Any, config: Any) -> Arrays:
 
 
 _TENSORS: Mapping[str, Callable[[Any, Any], Arrays]] = {
-    "gemma4": _gemma4, "internvl": _internvl, "mistral3": _mistral3,
+    "gemma4": _gemma4, "internvl": _internvl, "lfm2_vl": _lfm2, "mistral3": _mistral3,
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"), _qwen),
 }  # fmt: skip

@@ -112,7 +112,7 @@ class LowRank:
                 I.unroll(out.blocks) as b,
                 I.unroll(RANK // 4) as word,
             ):
-                prefetch(self.of.adapters.B, (block, out.block + out.blocks + b, word, 0))
+                prefetch(self.of.adapters.B, (block, out.at(b) + out.step, word, 0))
 
     def ask_for_a(self, row: Expr, first: Expr, end: Expr) -> None:
         """Ask for A of a row's adapter, groups of x from `first` to `end`."""
@@ -128,7 +128,7 @@ class LowRank:
         """Emit total += B t in the tile of `out`; B is read once where all rows have one adapter."""
         lanes, shape = total.lanes, self.of.adapters.shape
         b = Registers(out.blocks * (LANES // lanes) * (RANK // 4), lanes, "uint32")
-        columns = [value(I.min(out.block + i, shape.columns // LANES - 1)) for i in range(out.blocks)]
+        columns = [value(I.min(out.at(i), shape.columns // LANES - 1)) for i in range(out.blocks)]
         parts = [value(shape.part_of(column * LANES)) for column in columns]
         with I.serial(self.most[0]) as i:
             at = value(i * self.cover.panels + panel)

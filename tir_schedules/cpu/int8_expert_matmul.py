@@ -16,7 +16,7 @@ from tir_schedules.builder import Buffer, Expr, Tensor, add, function, put
 from tir_schedules.cpu.expert_matmul import Experts, experts_of
 from tir_schedules.cpu.int8_activations import Groups, alloc_panels, quantize_group
 from tir_schedules.cpu.int8_dot import Dot, Weight
-from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, direct_tile
+from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, direct_tile, streams
 from tir_schedules.cpu.int8_gemm import Int8Tile
 from tir_schedules.cpu.int8_matmul import dot_of, tiles_of, unfit
 from tir_schedules.cpu.int8_unpacked import fine_groups
@@ -54,23 +54,26 @@ def _kernel(w: Packed, dot: Dot, tiles: FewTiles, experts: Experts) -> tirx.Prim
         groups = fine_groups(weight)
         with I.If(m == I.int64(1)):
             with I.Then():
-                _one_token(X, weight, ids, Y, experts, groups, tiles.prefetch_words)
+                _one_token(X, weight, ids, Y, experts, groups, tiles)
             with I.Else():
                 _many_tokens(X, weight, ids, Y, m, experts, groups, tiles.few)
 
     return function("kernel", arguments, body)
 
 
-def _one_token(X: Buffer, weight: Weight, ids: Buffer, Y: Buffer, experts: Experts, groups: Groups, ahead: int) -> None:
+def _one_token(
+    X: Buffer, weight: Weight, ids: Buffer, Y: Buffer, experts: Experts, groups: Groups, tiles: FewTiles
+) -> None:
     """The experts of one token, each a GEMV."""
-    panels, blocks = alloc_panels(groups, experts.x_rows, 1), weight.packed.blocks
+    panels, (together, apart) = alloc_panels(groups, experts.x_rows, 1), streams(weight, tiles)
     with I.serial(experts.x_rows) as i, I.serial(groups.count) as g:
         quantize_group(X, i, g, panels, i, 0)
-    with I.parallel(experts.top * blocks) as task:
-        choice = I.bind(task // blocks)
+    with I.parallel(experts.top * apart) as task:
+        choice = I.bind(task // apart)
         expert = I.bind(experts.nearest(ids[0, choice]))
-        out = Output(Y, choice, experts.top, task % blocks, 1, 1)
-        direct_tile(panels, choice if experts.x_rows > 1 else 0, weight, out, ask_ahead(weight, ahead), expert)
+        out = Output(Y, choice, experts.top, task % apart, 1, together, apart=apart)
+        ask = ask_ahead(weight, tiles.prefetch_words)
+        direct_tile(panels, choice if experts.x_rows > 1 else 0, weight, out, ask, expert)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ groups in their order, in tiles of any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +26,8 @@ from tir_schedules.cpu.planes import scale_of, zero_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, load, prefetch, read, splat, value
 
-# ask(block, group, words of a group, blocks) emits prefetches of what comes after a group.
-Ask = Callable[[Expr, Expr, int, int], None]
+# ask(blocks, group, words of a group) emits prefetches of what comes after a group.
+Ask = Callable[[Sequence[Expr], Expr, int], None]
 FEW_ROWS, FEW_OF_MANY = 8, 2
 # Rows of one panel where vectors have 16 lanes: one block of columns is 12 sums and as many of a group, in registers.
 # Two panels of 4 rows took 1.17 of the time of one of 8 with 4-bit codes, 1.37 with 8-bit codes (Zen 5, 2026-11-22).
@@ -43,12 +43,13 @@ _PREFETCH_WORDS, _ASK_SOON = 48, 2
 class FewTiles:
     """What each number of rows runs with.
 
-    One row: `gemv_blocks` of 16 columns at once, codes asked for `prefetch_words` words of a row ahead; then `several`
-    rows, `few` from FEW_ROWS on. With vectors of 16 lanes up to 12 rows are one panel, and the others have `few`.
+    One row: codes asked for `prefetch_words` words of a row ahead, in `gemv_streams` places of the weight at once, see
+    `streams`; then `several` rows, `few` from FEW_ROWS on. With vectors of 16 lanes up to 12 rows are one panel, and
+    the others have `few`.
     """
 
     prefetch_words: int
-    gemv_blocks: int
+    gemv_streams: int
     several: Int8Tile
     few: Int8Tile
 
@@ -56,12 +57,12 @@ class FewTiles:
 def ask_ahead(weight: Weight, ahead: int) -> Ask:
     """Asks for the codes that many words of a row further, and for their scales; 0: for none."""
 
-    def ask(block: Expr, g: Expr, count: int, blocks: int) -> None:
-        for b in range(blocks if ahead else 0):
+    def ask(blocks: Sequence[Expr], g: Expr, count: int) -> None:
+        for block in blocks if ahead else ():
             for word in range(count):
-                prefetch(weight.words, (block + b, g * count + word + ahead, 0))
+                prefetch(weight.words, (block, g * count + word + ahead, 0))
             if weight.packed.groups > 1:
-                weight.ask_scales(block + b, g + ahead // count)
+                weight.ask_scales(block, g + ahead // count)
 
     return ask
 
@@ -75,17 +76,18 @@ def ask_for_next(weight: Weight, panel: Expr, panels: Expr) -> Ask:
     """
     soon = ask_ahead(weight, _PREFETCH_WORDS)
 
-    def ask(block: Expr, g: Expr, count: int, blocks: int) -> None:
+    def ask(blocks: Sequence[Expr], g: Expr, count: int) -> None:
         with I.If(panels <= _ASK_SOON):
             with I.Then(), I.If(panel == 0), I.Then():
-                soon(block, g, count, blocks)
+                soon(blocks, g, count)
             with I.Else():
-                share = value((count * blocks + panels - 1) // panels)
-                at = value(g * (count * blocks) + panel * share)
+                words = count * len(blocks)
+                share = value((words + panels - 1) // panels)
+                at = value(g * words + panel * share)
                 with I.serial(0, share) as i:
-                    prefetch(weight.words, (block + blocks, at + i, 0))
+                    prefetch(weight.words, (blocks[0] + len(blocks), at + i, 0))
                 if weight.packed.groups > 1:
-                    weight.ask_scales(block + blocks, g * blocks)
+                    weight.ask_scales(blocks[0] + len(blocks), g * len(blocks))
 
     return ask
 
@@ -119,8 +121,12 @@ class _Tile:
 
     def block(self, v: Expr) -> Expr:
         """The weight's block with the v-th vector of columns."""
-        block = self.first + v // (LANES // self.lanes)
+        block = self.first + v // (LANES // self.lanes) * self.out.apart
         return block if self.last is None else I.min(block, self.last)
+
+    def ask_after(self, g: Expr, count: int) -> None:
+        """Emit the prefetches of what comes after group g, of `count` words."""
+        self.ask([self.first + b * self.out.apart for b in range(self.out.blocks)], g, count)
 
     def column(self, v: Expr) -> Expr:
         """Where the v-th vector of columns begins in its block."""
@@ -165,7 +171,7 @@ class _Tile:
         scale, acc = Registers(vectors, self.lanes), sums.total
         self._begin(total)
         with self._each_of(groups.count) as g:
-            self.ask(self.first, g, words, self.out.blocks)
+            self.ask_after(g, words)
             with I.unroll(rows) as r, I.unroll(vectors) as v:
                 acc[r * vectors + v] = splat(self.panels.corrections[self.panel, g, r], self.lanes)
             with I.serial(words // packed.bits) as part, sums.adding(), I.unroll(packed.bits) as i:
@@ -236,7 +242,7 @@ class _Tile:
     def _read_run(self, word: Registers, run: Expr) -> None:
         """word = the words of 32 columns, those of a vector of columns after the other."""
         bits = self.weight.packed.bits
-        self.ask(self.first, run, bits, self.out.blocks)
+        self.ask_after(run, bits)
         with I.unroll(self.vectors) as v, I.unroll(bits) as i:
             at = (self.block(v), run * bits + i, self.column(v))
             word[v * bits + i] = read(self.weight.words, at, self.lanes)
@@ -405,13 +411,24 @@ def several_rows(
 def one_row(
     X: Buffer, weight: Weight, Y: Buffer, tiles: FewTiles, groups: Groups, adapters: Adapters | None = None
 ) -> None:
-    """Emit y = x W^T of one row: the packed weight is read once, `gemv_blocks` of it at a time."""
-    panels, blocks, low_rank = alloc_panels(groups, 1, 1), tiles.gemv_blocks, None
+    """Emit y = x W^T of one row: the packed weight is read once, in `streams`."""
+    panels, low_rank = alloc_panels(groups, 1, 1), None
+    together, apart = streams(weight, tiles)
     if adapters is not None:
         low_rank = Int8Adapters(adapters, weight.dot, groups, 1).quantize(X, one_panel(1, 1), panels)
     else:
         with I.serial(groups.count) as g:
             quantize_group(X, 0, g, panels, 0, 0)
-    with I.parallel(-(-weight.packed.blocks // blocks)) as t:
-        out = Output(Y, 0, 1, t * blocks, 1, blocks)
+    with I.parallel(apart) as t:
+        out = Output(Y, 0, 1, t, 1, together, apart=apart)
         direct_tile(panels, 0, weight, out, ask_ahead(weight, tiles.prefetch_words), low_rank=low_rank)
+
+
+def streams(weight: Weight, tiles: FewTiles) -> tuple[int, int]:
+    """In how many places a thread reads the weight at once, and how many blocks of 16 columns they are apart.
+
+    Hardware follows each place by itself, to the end of a page. One core of a Xeon (Sapphire Rapids) read 9.0 GB/s of
+    4-bit codes in one place, 13.0 in two, in two next to each other 11.5; two cores 17.1, 23.6 and 21.1 (2026-11-29).
+    """
+    together = min(tiles.gemv_streams, weight.packed.blocks)
+    return together, -(-weight.packed.blocks // together)

@@ -66,8 +66,8 @@ def tiles_of(knobs: Knobs) -> FewTiles:
 
     So a tile for 16 rows may be one that 2 rows would mostly waste.
     """
-    blocks = int(knobs.get("int8_gemv_blocks", 1))
-    return FewTiles(int(knobs["int8_prefetch_words"]), blocks, _tile(knobs, "several"), _tile(knobs, "few"))
+    streams = int(knobs.get("int8_gemv_streams", 1))
+    return FewTiles(int(knobs["int8_prefetch_words"]), streams, _tile(knobs, "several"), _tile(knobs, "few"))
 
 
 def many_tile_of(knobs: Knobs) -> Int8Tile:

@@ -29,7 +29,7 @@ def _int8_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
         return ()
     tiles, many = tiles_of(knobs), many_tile_of(knobs)
     if not op.many_rows:
-        return (_gemv(tiles.gemv_blocks, tiles.prefetch_words), _tile("few", FEW_ROWS, tiles.few, dot, {}))
+        return (_gemv(tiles.gemv_streams, tiles.prefetch_words), _tile("few", FEW_ROWS, tiles.few, dot, {}))
     if amx_fits(w, dot) or smmla_fits(w, dot):
         return ()
     if not gemm_fits(w, dot):
@@ -37,9 +37,9 @@ def _int8_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
     return (_tile("gemm", MANY_ROWS, many, dot, {"int8_depth": (many.depth, (256, 512, 1024, 2048))}),)
 
 
-def _gemv(blocks: int, prefetch: int) -> Space:
-    default = {"int8_prefetch_words": prefetch, "int8_gemv_blocks": blocks}
-    knobs = {"int8_prefetch_words": (0, 16, 32, 48, 64, 96, 128, 192, 256), "int8_gemv_blocks": (1, 2, 4)}
+def _gemv(streams: int, prefetch: int) -> Space:
+    default = {"int8_prefetch_words": prefetch, "int8_gemv_streams": streams}
+    knobs = {"int8_prefetch_words": (0, 16, 32, 48, 64, 96, 128, 192, 256), "int8_gemv_streams": (1, 2, 3, 4)}
     return Space("gemv", 1, "gemv", with_default(knobs, default), default, lambda choice: "")
 
 

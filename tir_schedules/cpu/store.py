@@ -26,7 +26,8 @@ class Output:
     """What a register tile covers: y[row : row + rows, 16 * block : 16 * (block + blocks)].
 
     Rows from `row_end` on and columns past the end of y are left out. With `index` the rows of y are index[row],
-    index[row + 1], ... Where `add` holds the tile is added to what is there.
+    index[row + 1], ... Where `add` holds the tile is added to what is there. From one block of 16 columns to the next
+    are `apart` blocks of y.
     """
 
     y: Buffer
@@ -37,6 +38,16 @@ class Output:
     blocks: int
     add: Expr = False
     index: Buffer | None = None
+    apart: int = 1
+
+    def at(self, b: Expr) -> Expr:
+        """Which block of y the b-th of the tile is."""
+        return self.block + b * self.apart
+
+    @property
+    def step(self) -> int:
+        """How many blocks of y further the next tile is."""
+        return 1 if self.apart > 1 else self.blocks
 
     def store(self, total: Registers) -> None:
         """y (+)= total, the vectors of a row next to each other."""
@@ -45,8 +56,8 @@ class Output:
         vectors = self.blocks * per_block
         with I.unroll(self.rows) as r, I.If(self.row + r < self.row_end), I.Then():
             row = self.row + r if self.index is None else self.index[self.row + r]
-            with I.unroll(vectors) as v, I.If(self.block + v // per_block < n // 16):
-                i, column = r * vectors + v, (self.block + v // per_block) * 16 + v % per_block * lanes
+            with I.unroll(vectors) as v, I.If(self.at(v // per_block) < n // 16):
+                i, column = r * vectors + v, self.at(v // per_block) * 16 + v % per_block * lanes
                 with I.Then():
                     self._store(total, i, 0, row, column, lanes)
                 with I.Else(), I.serial(lanes) as lane, I.If(column + lane < n), I.Then():
@@ -58,7 +69,7 @@ class Output:
         per_block = 16 // lanes
         vectors = self.blocks * per_block
         with I.unroll(self.rows) as r, I.unroll(vectors) as v:
-            i, row, block = r * vectors + v, self.row + r, self.block + v // per_block
+            i, row, block = r * vectors + v, self.row + r, self.at(v // per_block)
             column = block * 16 + v % per_block * lanes
             total[i] = splat(0.0, lanes)
             with I.If(tirx.all(stored, row < self.row_end)), I.Then(), I.If(block < n // 16):

@@ -62,7 +62,7 @@ def test_a_record_takes_the_place_of_knobs_and_the_report_says_so() -> None:
 
 
 def test_records_of_several_ranges_of_rows_add_up() -> None:
-    gemv = {"int8_prefetch_words": 32, "int8_gemv_blocks": 2}
+    gemv = {"int8_prefetch_words": 32, "int8_gemv_streams": 2}
     func, report = scheduled(tuned(), tuned(bucket="gemv", knobs=gemv))
     expected, _ = scheduled(knobs={**FEW, **gemv})
     assert tvm_ffi.structural_equal(func, expected) and len(report.records) == 2

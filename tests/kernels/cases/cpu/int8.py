@@ -59,7 +59,7 @@ def knobs_of(kind: str) -> dict[str, int | str]:
     """The schedule facts of a CPU with this dot product."""
     lanes, _, (rows, tail_rows, blocks) = DOTS[kind]
     tile = {"int8_rows": rows, "int8_tail_rows": tail_rows, "int8_blocks": blocks, "int8_prefetch_words": 64}
-    return {"int8_dot": kind, "lanes": lanes, **tile}
+    return {"int8_dot": kind, "lanes": lanes, "int8_gemv_streams": 2 if lanes == 16 else 1, **tile}
 
 
 def quantized(x: Array, size: int = GROUP) -> Array:

@@ -20,6 +20,7 @@ from mlcpipe.support.stage_options import first_of
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
+    from mlcpipe.server.kept_tokenizers import KeptTokenizers
     from mlcpipe.server.run import Loaded
     from mlcpipe.support.progress import Progress
 
@@ -73,15 +74,16 @@ def load(
     texts: Iterable[str],
     namespaces: Iterable[str],
     progress: Progress | None = None,
+    tokenizers: KeptTokenizers | None = None,
 ) -> Loaded:
-    """The engine with its adapters, warmed, and what stands beside it."""
+    """The engine with its adapters, warmed, and what stands beside it; `tokenizers` are those of earlier loads."""
     from mlcpipe import Embedder
     from mlcpipe.runtime.loading import load_bundle
     from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.open_drafts import open_draft_model
     from mlcpipe.runtime.serving.open_engine import open_engine
     from mlcpipe.runtime.stated_sampling import bundle_sampling
-    from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
+    from mlcpipe.server.kept_tokenizers import KeptTokenizers
     from mlcpipe.server.prefix_store import PrefixStore
     from mlcpipe.server.run import Loaded
     from mlcpipe.server.semantic_cache import SemanticCache
@@ -90,10 +92,8 @@ def load(
     from tir_schedules.step_layout import RANK
 
     device, threads = engine_device(options.device), options.threads
-    bundle, tokenizer = (
-        load_bundle(bundles.own, options.context, threads, device, progress or SilentProgress()),
-        open_tokenizer(bundles.own),
-    )
+    bundle = load_bundle(bundles.own, options.context, threads, device, progress or SilentProgress())
+    tokenizer = (tokenizers or KeptTokenizers()).open(bundles.own, bundle.manifest)
     smaller = None if bundles.drafts is None else open_draft_model(bundles.drafts, bundle, tokenizer, device)
     manifest = bundle.manifest
     about = {**facts_of(manifest), "device": bundle.place}

@@ -26,6 +26,7 @@ from mlcpipe.support.files import local_path
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
+    from mlcpipe.server.kept_tokenizers import KeptTokenizers
     from mlcpipe.server.load_report import LoadReport
     from mlcpipe.server.memory_plan import Planned
     from mlcpipe.server.prefix_store import PrefixFolder
@@ -44,7 +45,9 @@ class CommandModel:
         plan: MemoryPlan,
         texts: Sequence[str] = (),
         namespaces: Iterable[str] = (),
+        tokenizers: KeptTokenizers | None = None,
     ) -> None:
+        self._tokenizers = tokenizers
         self.names, self.guess = names, guess
         self.kind: Kind | None = None
         self._options, self._plan, self._texts, self._namespaces = options, plan, texts, tuple(namespaces)
@@ -196,7 +199,7 @@ class CommandModel:
                 progress=report,
             )  # fmt: skip
             return loaded_embedder(embedder, self.names, options.max_queue)
-        return load(options, self._bundles, self.names, self._texts, self._namespaces, report)
+        return load(options, self._bundles, self.names, self._texts, self._namespaces, report, self._tokenizers)
 
 
 @dataclass(frozen=True)
@@ -225,10 +228,12 @@ def models_of(options: ServeOptions, texts: Sequence[str], namespaces: Iterable[
 
     Options of one model are for the first that was named. Others of the folder that cannot be read are left out.
     """
+    from mlcpipe.server.kept_tokenizers import KeptTokenizers
+
     found = list(_found(options.models)) if options.models is not None else []
     written, embeds = options.model or [], options.embed or []
     plan = MemoryPlan(len(written) + len(embeds) + len(found), options.memory_bytes)
-    make = partial(CommandModel, plan=plan, namespaces=namespaces)
+    make = partial(CommandModel, plan=plan, namespaces=namespaces, tokenizers=KeptTokenizers())
     sources = []
     for place, given in enumerate([*written, *embeds]):
         name, spec = _name_and_model(given)

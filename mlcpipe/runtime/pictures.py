@@ -22,8 +22,9 @@ MARK = {"type": "image"}  # what a template sees of a picture
 def marked(messages: Sequence[Message]) -> tuple[Sequence[Message], list[tuple[str, Any]]]:
     """The messages with `MARK` for pictures, and each picture's place and what it is read from.
 
-    A picture is a part {"type": "image", "image": a path, bytes, a PIL.Image or an array} of a message. Messages that
-    are no objects are left to others' checks. Raises UsageError for a part without the picture, and for too many.
+    A picture is a part {"type": "image", "image": a path, bytes, a PIL.Image or an array} of a message; `where` in it
+    is its place for people, if that is not its place here. Messages that are no objects are left to others' checks.
+    Raises UsageError for a part without the picture, and for too many.
     """
     sources: list[tuple[str, Any]] = []
 
@@ -32,7 +33,7 @@ def marked(messages: Sequence[Message]) -> tuple[Sequence[Message], list[tuple[s
             return part
         if part.get("image") is None:
             raise UsageError(where, expected='{"type": "image", "image": …}', found="no image")
-        sources.append((where, part["image"]))
+        sources.append((str(part.get("where", where)), part["image"]))
         return MARK
 
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):

@@ -40,9 +40,10 @@ def _part(block: Any, where: str) -> dict[str, Any]:
     source = block.get("source")
     kind = _kind(source)
     if kind == "base64":
-        return picture(f"data:{source.get('media_type')};base64,{source.get('data')}")
+        data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return picture(data, where=f"{where}.source")
     if kind == "url":
-        return picture(source.get("url"))
+        return picture(source.get("url"), where=f"{where}.source")
     message = f"{where}.source: expected an image in base64, or its url, found {str(kind)[:40]!r}; send its data"
     raise ApiError(400, message, param=f"{where}.source")
 

@@ -40,7 +40,7 @@ def content_of(content: Any, where: str) -> str | list[dict[str, Any]]:
     if not isinstance(content, list) or not any(map(is_picture, content)):
         return text_of(content, where)
     return [
-        {"type": "image", "image": _data(part, f"{where}[{at}].image_url")}
+        _read(part, place_of(part, f"{where}[{at}].image_url"))
         if is_picture(part)
         else {"type": "text", "text": text_of([part], f"{where}[{at}]")}
         for at, part in enumerate(listed(content, where))
@@ -56,9 +56,24 @@ def split_pictures(content: Any, where: str) -> tuple[str, list[dict[str, Any]]]
     return "\n".join(texts), [part for part in parts if part["type"] == "image"]
 
 
-def picture(url: Any, detail: Any = None) -> dict[str, Any]:
-    """A picture as a part of a message of the OpenAI API."""
+class PlacedPicture(dict[str, Any]):
+    """A picture as a part of a message of the OpenAI API; `where` it is in what the client sent."""
+
+    def __init__(self, where: str, url: Any, detail: Any) -> None:
+        super().__init__({"type": "image_url", "image_url": {"url": url, "detail": detail}})
+        self.where = where
+
+
+def picture(url: Any, detail: Any = None, *, where: str | None = None) -> dict[str, Any]:
+    """A picture as a part of a message of the OpenAI API, `where` the client has put it if not in such a message."""
+    if where is not None:
+        return PlacedPicture(where, url, detail)
     return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+
+
+def place_of(part: Mapping[str, Any], where: str) -> str:
+    """Where the client has put a picture, which is at `where` of the messages."""
+    return part.where if isinstance(part, PlacedPicture) else where
 
 
 def is_picture(part: Any) -> bool:
@@ -72,7 +87,7 @@ def pictures_in(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Ma
         content = message.get("content")
         for at, part in enumerate(content if isinstance(content, list) else ()):
             if is_picture(part):
-                yield f"messages[{index}].content[{at}].image_url", part
+                yield place_of(part, f"messages[{index}].content[{at}].image_url"), part
 
 
 def url_of(part: Mapping[str, Any]) -> Any:
@@ -85,6 +100,11 @@ def detail_of(part: Mapping[str, Any]) -> Any:
     """The resolution that a client wants of a picture."""
     image = part["image_url"]
     return image.get("detail") if isinstance(image, Mapping) else None
+
+
+def _read(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A picture in the form of `mlcpipe.runtime.pictures`. Raises ApiError."""
+    return {"type": "image", "image": _data(part, where), "where": where}
 
 
 def _data(part: Mapping[str, Any], where: str) -> bytes:

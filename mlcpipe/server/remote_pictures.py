@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
+from weakref import WeakKeyDictionary
 
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.message_content import SCHEMES, detail_of, is_picture, picture, pictures_in, url_of
+from mlcpipe.server.message_content import SCHEMES, detail_of, is_picture, picture, pictures_in, place_of, url_of
 
 if TYPE_CHECKING:
     import ssl
@@ -30,14 +33,63 @@ MAX_URLS = 16  # of a request
 MAX_REDIRECTS = 3
 DEADLINE_S = 30.0  # for all pictures of a request
 CONNECT_S = 5.0  # of them, for each address of a host
-AT_ONCE = 4  # requests whose pictures are fetched or decoded
-MAX_WAITING = 64  # requests that wait for that
+AT_ONCE = 64  # requests whose pictures are fetched or decoded, whatever their models are
+HELD_BYTES = 128 << 20  # of their pictures together, in addition to
+OWN_BYTES = 2 << 20  # of each request, which wait for no other one
 _MAX_ADDRESSES = 4  # of a host that are tried
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _REDIRECTS = (301, 302, 303, 307, 308)
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Take = Callable[[int], Awaitable[None]]  # so many more bytes
 # Of their own, so that names that resolve slowly, whose threads outlive their requests, hold up nothing else.
 _RESOLVERS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="mlcpipe-resolve")
+
+
+class HeldBytes:
+    """The bytes of pictures that all requests of a server hold.
+
+    A request that needs more than its own part waits for room, unless it is the oldest one: so one always gets on, and
+    slow servers of large pictures delay none with small ones.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}  # of requests in their order
+        self._numbers = itertools.count()
+        self._left = asyncio.Event()  # set, and replaced, when a request leaves
+
+    def enter(self) -> int:
+        """The number of another request. Raises ApiError where there are too many."""
+        if len(self._held) >= AT_ONCE:
+            raise ApiError(503, f"{AT_ONCE} requests have pictures fetched", code="overloaded", retry_after_s=10.0)
+        number = next(self._numbers)
+        self._held[number] = 0
+        return number
+
+    def leave(self, number: int) -> None:
+        """The bytes of a request are gone."""
+        del self._held[number]
+        self._left.set()
+        self._left = asyncio.Event()
+
+    async def take(self, number: int, nbytes: int) -> None:
+        """Wait until a request may hold so many more bytes."""
+        while not self._fits(number, self._held[number] + nbytes):
+            await self._left.wait()
+        self._held[number] += nbytes
+
+    def _fits(self, number: int, nbytes: int) -> bool:
+        if nbytes <= OWN_BYTES or number == next(iter(self._held)):
+            return True
+        held = {**self._held, number: nbytes}
+        return sum(max(0, one - OWN_BYTES) for one in held.values()) <= HELD_BYTES
+
+
+_HELD: WeakKeyDictionary[asyncio.AbstractEventLoop, HeldBytes] = WeakKeyDictionary()  # of each server
+
+
+def held_bytes() -> HeldBytes:
+    """Those of the running event loop."""
+    return _HELD.setdefault(asyncio.get_running_loop(), HeldBytes())
 
 
 async def resolved(host: str, port: int) -> list[str]:
@@ -66,13 +118,12 @@ class RemotePictures:
 
     def __init__(self, resolve: Resolve = resolved, allows: Callable[[str], bool] = is_public) -> None:
         self._resolve, self._allows = resolve, allows
-        self._turns, self._inside = asyncio.Semaphore(AT_ONCE), 0
-        self._tls: ssl.SSLContext | None = None
+        self._tls: asyncio.Future[ssl.SSLContext] | None = None
 
     @asynccontextmanager
     async def fetched(self, messages: Sequence[Mapping[str, Any]]) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
-        """The messages, with the bytes of pictures that URLs name. A few requests are inside at once, which bounds the
-        memory. Raises ApiError for pictures that cannot be had.
+        """The messages, with the bytes of pictures that URLs name, which are held inside. Raises ApiError for pictures
+        that cannot be had.
         """
         wanted = [(where, url) for where, part in pictures_in(messages) if _is_remote(url := url_of(part))]
         if not wanted:
@@ -80,34 +131,33 @@ class RemotePictures:
             return
         if len({url for _, url in wanted}) > MAX_URLS:
             raise _refusal(wanted[-1][0], f"expected at most {MAX_URLS} pictures of other servers in a request")
-        if self._inside >= AT_ONCE + MAX_WAITING:
-            raise ApiError(503, f"{MAX_WAITING} requests wait for pictures", code="overloaded", retry_after_s=10.0)
-        self._inside += 1
+        held = held_bytes()
+        number = held.enter()
         try:
-            async with self._turns:
-                try:
-                    found = await asyncio.wait_for(self._all(wanted), DEADLINE_S)
-                except asyncio.TimeoutError:
-                    raise _refusal(wanted[0][0], f"the pictures did not come within {DEADLINE_S:.0f} s") from None
-                yield [_with_bytes(message, found) for message in messages]
+            try:
+                found = await asyncio.wait_for(self._all(wanted, partial(held.take, number)), DEADLINE_S)
+            except asyncio.TimeoutError:
+                raise _refusal(wanted[0][0], f"the pictures did not come within {DEADLINE_S:.0f} s") from None
+            yield [_with_bytes(index, message, found) for index, message in enumerate(messages)]
         finally:
-            self._inside -= 1
+            held.leave(number)
 
-    async def _all(self, wanted: Sequence[tuple[str, str]]) -> dict[str, bytes]:
+    async def _all(self, wanted: Sequence[tuple[str, str]], take: Take) -> dict[str, bytes]:
         import httpx2
 
         if self._tls is None:
-            self._tls = await asyncio.to_thread(httpx2.create_ssl_context)
+            self._tls = asyncio.ensure_future(asyncio.to_thread(httpx2.create_ssl_context))
         found: dict[str, bytes] = {}
         timeout = httpx2.Timeout(DEADLINE_S, connect=CONNECT_S)
-        async with httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client:
+        tls = await asyncio.shield(self._tls)  # another request may wait for it too
+        async with httpx2.AsyncClient(verify=tls, trust_env=False, timeout=timeout) as client:
             for where, url in wanted:
                 if url not in found:
                     left = MAX_BYTES - sum(map(len, found.values()))
-                    found[url] = await self._one(client, url, where, left)
+                    found[url] = await self._one(client, url, where, left, take)
         return found
 
-    async def _one(self, client: httpx2.AsyncClient, url: str, where: str, most: int) -> bytes:
+    async def _one(self, client: httpx2.AsyncClient, url: str, where: str, most: int, take: Take) -> bytes:
         """The bytes of one picture, at most `most`. Raises ApiError."""
         import httpx2
 
@@ -120,7 +170,7 @@ class RemotePictures:
             if not host or parsed.userinfo or len(url) > MAX_URL_CHARS or port > 65535:
                 message = f"expected a URL of at most {MAX_URL_CHARS} characters with a host, without a password"
                 raise _refusal(where, message)
-            reply = await self._reply(client, parsed, await self._addresses(host, port, where), where, most)
+            reply = await self._reply(client, parsed, await self._addresses(host, port, where), where, most, take)
             if isinstance(reply, bytes):
                 return reply
             try:
@@ -140,7 +190,7 @@ class RemotePictures:
         return found[:_MAX_ADDRESSES]
 
     async def _reply(
-        self, client: httpx2.AsyncClient, url: httpx2.URL, addresses: Sequence[str], where: str, most: int
+        self, client: httpx2.AsyncClient, url: httpx2.URL, addresses: Sequence[str], where: str, most: int, take: Take
     ) -> bytes | str:
         """The picture, or where it has moved. Raises ApiError."""
         import httpx2
@@ -155,7 +205,7 @@ class RemotePictures:
                         return response.headers.get("location", "")
                     if response.status_code != 200:
                         raise _refusal(where, f"its server answers with status {response.status_code}")
-                    return await _read(response, where, most)
+                    return await _read(response, where, most, take)
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 continue
             except httpx2.HTTPError as error:
@@ -163,10 +213,11 @@ class RemotePictures:
         raise _refusal(where, "its server cannot be reached")
 
 
-async def _read(response: httpx2.Response, where: str, most: int) -> bytes:
-    """The body, whose length is checked while it comes. Raises ApiError."""
+async def _read(response: httpx2.Response, where: str, most: int, take: Take) -> bytes:
+    """The body, whose length is checked while it comes; the server waits for room. Raises ApiError."""
     data = bytearray()
     async for part in response.aiter_raw():
+        await take(len(part))
         data += part
         if len(data) > most:
             raise _refusal(where, f"expected at most {MAX_BYTES >> 20} MiB of pictures of other servers in a request")
@@ -177,17 +228,19 @@ def _is_remote(url: Any) -> bool:
     return isinstance(url, str) and url.lower().startswith(SCHEMES)
 
 
-def _with_bytes(message: Mapping[str, Any], found: Mapping[str, bytes]) -> Mapping[str, Any]:
-    """The message, with bytes where its pictures had one of these URLs."""
+def _with_bytes(index: int, message: Mapping[str, Any], found: Mapping[str, bytes]) -> Mapping[str, Any]:
+    """The message at `index`, with bytes where its pictures had one of these URLs."""
     content = message.get("content")
     if not isinstance(content, list) or not any(map(is_picture, content)):
         return message
 
-    def filled(part: Any) -> Any:
-        there = is_picture(part) and _is_remote(url_of(part))
-        return picture(found[url_of(part)], detail_of(part)) if there else part
+    def filled(at: int, part: Any) -> Any:
+        if not (is_picture(part) and _is_remote(url := url_of(part))):
+            return part
+        where = place_of(part, f"messages[{index}].content[{at}].image_url")
+        return picture(found[url], detail_of(part), where=where)
 
-    return {**message, "content": [filled(part) for part in content]}
+    return {**message, "content": [filled(at, part) for at, part in enumerate(content)]}
 
 
 def _refusal(where: str, words: str) -> ApiError:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from mlcpipe.server.load_report import LoadReport
 from tests.conftest import QUICK
 from tests.models import tiny_encoders
 from tests.server.conftest import Running, running_server
-from tests.server.model_soak import PROMPTS, TOKENS, chat_body, soak
+from tests.server.model_soak import PROMPTS, TOKENS, chat_body, preparing, soak
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -208,17 +207,6 @@ def test_random_requests_and_cancels_over_models_that_do_not_fit_together(
     assert "failed" not in states(client).values()
 
 
-def preparing(server: Running) -> list[psutil.Process]:
-    """The processes of a server that prepare models."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    found = []
-    for one in children:
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
-            if "mlcpipe.server.preparing" in one.cmdline():  # of a zombie it is empty
-                found.append(one)
-    return found
-
-
 @pytest.mark.full
 def test_a_preparation_that_is_killed_costs_the_others_nothing(
     demo_bundles: Bundles, tiny_bundles: Bundles, tmp_path: Path
@@ -232,14 +220,14 @@ def test_a_preparation_that_is_killed_costs_the_others_nothing(
         assert list(states(client)) == ["demo", "org/new"]
         with pytest.raises(httpx2.ReadTimeout):  # leaves, and the load is given up
             client.post("/v1/completions", json=chat_body("org/new", "a"), timeout=1)
-        wait_until(lambda: states(client)["org/new"] == "unloaded" and not preparing(running))
+        wait_until(lambda: states(client)["org/new"] == "unloaded" and not preparing(running.process.pid))
         refused: list[Any] = []
         asks = threading.Thread(
             target=lambda: refused.append(client.post("/v1/completions", json=chat_body("org/new", "a")))
         )
         asks.start()
         found: list[psutil.Process] = []
-        wait_until(lambda: found.extend(preparing(running)) or bool(found))
+        wait_until(lambda: found.extend(preparing(running.process.pid)) or bool(found))
         try:
             found[0].suspend()
             loading = next(one for one in client.get("/health").json()["models"] if one["model"] == "org/new")

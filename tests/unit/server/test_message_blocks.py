@@ -126,7 +126,8 @@ def test_pictures_stay_among_the_texts_and_those_of_tools_come_after_all_results
         {"role": "tool", "tool_call_id": "t", "content": "done"},
         {"role": "user", "content": [read, there, document]},
     ]
-    picture = {"type": "image", "image": b"\0\0\0"}
+    place = "messages[0].content[0].content[0].source"
+    picture = {"type": "image", "image": b"\0\0\0", "where": place}
     for rest in ([], [{"role": "assistant", "content": "ok"}], [{"role": "user", "content": "and?"}]):
         plain = plain_messages([*found[:2], *rest])
         assert [one["content"] for one in plain[:2]] == ["Read this.", "done"]

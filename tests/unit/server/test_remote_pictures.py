@@ -13,10 +13,13 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from mlcpipe.runtime.pictures import marked
 from mlcpipe.server import remote_pictures
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.message_blocks import messages_of
 from mlcpipe.server.message_content import picture
-from mlcpipe.server.remote_pictures import RemotePictures, is_public, resolved
+from mlcpipe.server.prompts import plain_messages
+from mlcpipe.server.remote_pictures import RemotePictures, held_bytes, is_public, resolved
 
 HOST = "pictures.example"
 
@@ -135,38 +138,91 @@ def test_bytes_time_and_count_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         fetched(messages(f"{base}/four"), names, ("127.0.0.1",))
 
 
-def test_no_more_than_a_few_requests_are_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = most = 0
-
-    async def run() -> list[BaseException | None]:
-        full = asyncio.Event()
+def test_no_more_than_some_requests_are_inside_whatever_their_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> tuple[list[Any], Any]:
+        free, inside = asyncio.Event(), 0
 
         async def resolve(host: str, port: int) -> list[str]:
-            nonlocal inside, most
+            nonlocal inside
             inside += 1
-            most = max(most, inside)
-            if inside == remote_pictures.AT_ONCE:
-                full.set()
-            await full.wait()
-            inside -= 1
+            await free.wait()
             return []
 
-        remote = RemotePictures(resolve)
+        remotes = [RemotePictures(resolve), RemotePictures(resolve)]
 
-        async def one() -> None:
-            async with remote.fetched(messages(f"http://{HOST}/")):
+        async def one(number: int) -> None:
+            async with remotes[number % 2].fetched(messages(f"http://{HOST}/")):
                 raise AssertionError
 
-        places = remote_pictures.AT_ONCE + remote_pictures.MAX_WAITING
-        return await asyncio.gather(*[one() for _ in range(places + 1)], return_exceptions=True)
+        running = [asyncio.ensure_future(one(number)) for number in range(remote_pictures.AT_ONCE)]
+        while inside < len(running):
+            await asyncio.sleep(0)
+        (refused,) = await asyncio.gather(one(0), return_exceptions=True)
+        free.set()
+        ends = await asyncio.gather(*running, return_exceptions=True)
+        with pytest.raises(ApiError, match="no public address"):  # there is room again
+            await one(1)
+        return ends, refused
 
-    *ends, refused = asyncio.run(run())
-    assert most == remote_pictures.AT_ONCE
+    ends, refused = asyncio.run(run())
     assert all(isinstance(end, ApiError) and "no public address" in end.message for end in ends)
     assert isinstance(refused, ApiError) and refused.status == 503
     monkeypatch.setattr(remote_pictures, "DEADLINE_S", 0)
     with pytest.raises(ApiError, match="did not come within"):
         fetched(messages(f"http://{HOST}/"), {})
+
+
+def test_slow_servers_delay_no_small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many large pictures stop in their middle: a small one comes, and large ones once there is room."""
+    monkeypatch.setattr(remote_pictures, "OWN_BYTES", 10)
+    monkeypatch.setattr(remote_pictures, "HELD_BYTES", 100)
+
+    async def run() -> None:
+        held = held_bytes()
+        slow = [held.enter() for _ in range(8)]
+        for number in slow[:6]:
+            await held.take(number, 25)  # 15 in addition to its own: 90 together
+        assert held_bytes() is held
+        small, large = held.enter(), held.enter()
+        await held.take(small, 10)
+        waits = asyncio.ensure_future(held.take(large, 25))
+        oldest = asyncio.ensure_future(held.take(slow[0], 1000))
+        await asyncio.sleep(0)
+        assert oldest.done() and not waits.done()
+        held.leave(small)
+        await asyncio.sleep(0)
+        assert not waits.done()
+        held.leave(slow[0])
+        await waits
+        waits = asyncio.ensure_future(held.take(slow[7], 25))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        waits.cancel()  # its client leaves
+        for number in (*slow[1:], large):
+            held.leave(number)
+        await held.take(held.enter(), 1000)
+
+    asyncio.run(run())
+
+
+def test_a_refused_picture_is_named_as_its_client_placed_it() -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "http://[::1"}}
+    text = {"type": "text", "text": "a"}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [text, image]}
+    for content, place in (
+        ([text, image], r"messages\[3\]\.content\[1\]\.source: "),
+        ([text, result], r"messages\[3\]\.content\[1\]\.content\[1\]\.source: "),
+    ):
+        system = [{"role": "system", "content": "b"}, {"role": "system", "content": "c"}]
+        given = [*system, *messages_of({"role": "user", "content": content}, "messages[3]")]
+        with pytest.raises(ApiError, match=place):
+            fetched(given, {})
+        with pytest.raises(ApiError, match=place):
+            plain_messages(given)
+    broken = messages_of({"role": "user", "content": [{**image, "source": {
+        "type": "base64", "media_type": "image/png", "data": "AAAA"}}]}, "messages[5]")  # fmt: skip
+    _, sources = marked(plain_messages([*system, *broken]))
+    assert [where for where, _ in sources] == ["messages[5].content[0].source"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Random requests to a server of several models, with cancels: what is answered is compared with what each answers alone.
 
-By hand, over four random models of which two fit, one prepared anew from its checkpoint and killed while that runs:
+By hand, over four random models of which two fit, one prepared again from its checkpoint and killed while that runs:
 `python -m tests.server.model_soak REQUESTS [SEED]`.
 """
 

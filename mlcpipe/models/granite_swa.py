@@ -27,11 +27,12 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     windows = layer_windows(fields, fields.optional_integer("sliding_window", 128), [i % 4 > 0 for i in range(count)])
     thetas, table = layer_thetas(base), rope_table(fields)
     known = sorted({one for one in thetas if one}) or [base.theta]
+    original = fields.optional_integer("original_max_position_embeddings", None, low=2)
     return multiplied(
         base,
         lambda i: base.mlp(bias=bias),
         lambda i, attention: replace(attention, window=windows[i], sinks=True),
-        ropes=[base.read_rope({**table, "rope_theta": theta}, theta) for theta in known],
+        ropes=[base.read_rope({**table, "rope_theta": theta}, theta, original=original) for theta in known],
         rope_of=[known.index(one) if one else 0 for one in thetas],
         rotated=[one > 0 for one in thetas],
     )

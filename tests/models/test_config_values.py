@@ -109,6 +109,17 @@ def test_facts(family: str, fields: dict[str, Any], name: str, value: Any) -> No
     assert getattr(next(one for one in owners if hasattr(one, name)), name) == value
 
 
+def test_a_length_before_yarn_beside_the_table_counts_for_every_theta_of_granite_swash() -> None:
+    """As for other families: transformers puts it into the table, where it replaces what the table says."""
+    table, thetas = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}, [1e4, 1e3]
+    length = "original_max_position_embeddings"
+    model, inside, other = (
+        build("granite_swa", rope_parameters={**table, **inner}, layer_rope_theta=thetas, num_hidden_layers=2, **outer)
+        for inner, outer in (({length: 32}, {length: 16}), ({length: 16}, {}), ({length: 32}, {}))
+    )
+    assert model.facts.ropes == inside.facts.ropes != other.facts.ropes
+
+
 @pytest.mark.parametrize(("family", "scale"), [("deepseek_v3", 2.5), ("glm4_moe_lite", 1.8), ("glm4_moe", 1.0)])
 def test_an_absent_scale_of_experts_is_the_family_s(family: str, scale: float) -> None:
     assert build(family).model.layers[-1].mlp.routing.scale == scale

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from PIL import Image
 
+from mlcpipe.vision import build_tower
+from mlcpipe.vision.processors import lfm2_vl
 from tests.models import sight
 
 TEXT = {
@@ -213,21 +214,24 @@ GEMMA4_WINDOWS = replace(
 
 
 def _lfm2_vl(checkpoint: Path, text: str, images: list[Any]) -> Mapping[str, Any]:
-    pytest.importorskip("torchvision", reason="LFM2-VL's processor of transformers needs it")
-    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
-
-    found = Lfm2VlImageProcessor(**LFM2_VL.preprocessor)(
-        [Image.fromarray(one) for one in images], return_tensors="pt", return_row_col_info=True
-    )
-    parts = []
-    for rows, columns, (height, width) in zip(
-        found.pop("image_rows"), found.pop("image_cols"), found.pop("image_sizes")
-    ):
-        tiles = [f"<|img_row_{r + 1}_col_{c + 1}|>{'<image>' * 16}" for r in range(rows) for c in range(columns)]
-        whole = "<image>" * (int(height) * int(width) // 64)
-        inner = whole if len(tiles) == 1 else f"{''.join(tiles)}<|img_thumbnail|>{whole}"
-        parts.append(f"<|image_start|>{inner}<|image_end|>")
-    return dict(tokenizer_of(checkpoint)(_filled(text, "<image>", parts), return_tensors="pt")) | dict(found)
+    """The inputs of the model of transformers, whose processor needs torchvision: tests/unit/vision/test_lfm2_vl.py
+    compares with it where that is installed, so the pixels and the texts here are those of mlcpipe.
+    """
+    info = build_tower(LFM2_VL.config, LFM2_VL.preprocessor).info
+    made = [lfm2_vl.prepare(Image.fromarray(one), info) for one in images]
+    pixels, masks, shapes = [], [], []
+    for tile in (tile for picture in made for tile in picture.tiles):
+        patches, places = (torch.from_numpy(one) for one in lfm2_vl.patches(tile, info))
+        at = places.reshape(-1, 4)
+        by_row = patches.reshape(len(at), -1)[torch.argsort(at[:, 0] * at[:, 3] + at[:, 1])]
+        missing = info.rows * info.merged - len(at)
+        pixels.append(torch.nn.functional.pad(by_row, (0, 0, 0, missing)))
+        masks.append(torch.nn.functional.pad(torch.ones(len(at), dtype=torch.int32), (0, missing)))
+        shapes.append(at[0, 2:].long())
+    parts = ["".join(one if isinstance(one, str) else "<image>" * one for one in picture.layout) for picture in made]
+    inputs = dict(tokenizer_of(checkpoint)(_filled(text, "<image>", parts), return_tensors="pt"))
+    named = {"pixel_values": pixels, "pixel_attention_mask": masks, "spatial_shapes": shapes}
+    return inputs | {name: torch.stack(tensors) for name, tensors in named.items()}
 
 
 # Pictures of fewer patches than the table has places in a row, and of more.

@@ -48,8 +48,13 @@ def test_patches_are_those_of_transformers() -> None:
         if max(size) > 8 * min(size):
             continue  # more rows than padding has room for
         image = Image.fromarray(RNG.integers(0, 256, (*size, 3), np.uint8))
-        found = Lfm2VlImageProcessor(**LFM2_VL.preprocessor)([image], return_tensors="pt")
+        found = Lfm2VlImageProcessor(**LFM2_VL.preprocessor)([image], return_tensors="pt", return_row_col_info=True)
         made = lfm2_vl.prepare(image, info)
+        rows, columns, (height, width) = (found[f"image_{one}"][0] for one in ("rows", "cols", "sizes"))
+        tiles = [f"<|img_row_{r + 1}_col_{c + 1}|>16" for r in range(rows) for c in range(columns)]
+        whole = str(int(height) * int(width) // 64)
+        inner = whole if len(tiles) == 1 else f"{''.join(tiles)}<|img_thumbnail|>{whole}"
+        assert "".join(map(str, made.layout)) == f"<|image_start|>{inner}<|image_end|>"
         assert len(made.tiles) == len(found["pixel_values"])
         split += len(made.tiles) > 1
         for tile, pixels, (rows, columns) in zip(made.tiles, found["pixel_values"], found["spatial_shapes"].tolist()):

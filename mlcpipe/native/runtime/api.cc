@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 
 #include "answer.h"
 #include "faster.h"
@@ -24,11 +25,20 @@ using mlcpipe::ViewOf;
 
 namespace {
 
-thread_local Error last_error(Code::kInternal, "no call of this thread has failed");
+const Error none(Code::kInternal, "no call of this thread has failed");
+const Error no_memory(Code::kResource, "the system gives no more memory");
+thread_local std::optional<Error> own_error;  // takes no memory at first
+thread_local const Error* last_error = &none;
 
 int32_t Keep(const Error& error) {
-  last_error = error;
-  return static_cast<int32_t>(error.code);
+  const Code code = error.code;
+  last_error = &no_memory;
+  try {
+    own_error = error;
+    last_error = &*own_error;
+  } catch (const std::bad_alloc&) {
+  }
+  return static_cast<int32_t>(code);
 }
 
 // MLCPIPE_OK, or the code of what a call threw.
@@ -42,7 +52,7 @@ int32_t Guarded(Call call) {
   } catch (const tvm::ffi::Error& error) {
     return Keep(mlcpipe::FromTvm(error, Code::kInternal, "the runtime failed"));
   } catch (const std::bad_alloc&) {
-    return Keep(Error(Code::kResource, "the system gives no more memory"));
+    return Keep(no_memory);
   } catch (const std::exception& error) {
     return Keep(Error(Code::kInternal, "the runtime failed").Found(error.what()));
   }
@@ -108,7 +118,7 @@ void GiveStatistics(const mlcpipe::Statistics& from, int32_t finish, mlcpipe_sta
 }  // namespace
 
 void mlcpipe_last_error(mlcpipe_error* error) {
-  const Error& last = last_error;
+  const Error& last = *last_error;
   Guarded([&] {
     Give({0, static_cast<int32_t>(last.code), last.what(), last.what_failed.c_str(), last.where.c_str(),
           last.expected.c_str(), last.found.c_str(), last.next_step.c_str()},

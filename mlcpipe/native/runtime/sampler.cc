@@ -143,8 +143,8 @@ const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t c
   }
   const auto size = static_cast<int64_t>(count);
   if (!logits_.same_as(logits)) {
-    logits_ = logits;
     viewed_logits_ = ViewOf(logits, {size, 1, vocab_});
+    logits_ = logits;  // after what may throw
   }
   SetRows(viewed_logits_, size);
   Tensor put[5];

@@ -41,7 +41,8 @@ class Numbers {
   const tvm::runtime::Tensor& Fill(const std::vector<int32_t>& values) {
     const auto count = static_cast<int64_t>(values.size());
     while (room_ < count) room_ *= 2;
-    if (!data_.defined() || room_ > made_) data_ = Empty({made_ = room_}, kInt32);
+    if (!data_.defined() || room_ > made_) data_ = Empty({room_}, kInt32);
+    made_ = room_;
     SetRows(data_, count);
     std::copy(values.begin(), values.end(), Data<int32_t>(data_));
     return data_;

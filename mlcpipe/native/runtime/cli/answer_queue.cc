@@ -26,6 +26,18 @@ std::string FieldOf(std::string_view line) {
   return std::all_of(what.begin(), what.end(), of_name) ? std::string(what) : "";
 }
 
+// Made of words so short that they take no memory.
+ApiError NoMemory() { return {503, "out of memory", "out_of_memory", "", kRetryS}; }
+
+// The last refusal, where there is memory for its words.
+ApiError ToldRefusal() {
+  try {
+    return LastRefusal();
+  } catch (const std::bad_alloc&) {
+    return NoMemory();
+  }
+}
+
 ApiError ServerEnds() { return {503, "the server ended the request", "cancelled", "", kRetryS}; }
 
 }  // namespace
@@ -119,7 +131,7 @@ void Ticket::OnEnd(void* context, int32_t code, const mlcpipe_statistics* statis
   news.usage = {statistics->prompt_tokens, statistics->completion_tokens, statistics->cached_tokens,
                 ticket->reasoning_tokens_, statistics->cache_miss, statistics->cache_miss_token};
   if (code == MLCPIPE_CANCELLED) news.error = ServerEnds();
-  else if (code != MLCPIPE_OK) news.error = LastRefusal();
+  else if (code != MLCPIPE_OK) news.error = ToldRefusal();
   news.done = true;
   eventfd_write(ticket->wake_, 1);
   queue->last_s_ = std::chrono::duration<double>(Clock::now() - ticket->began_).count();
@@ -150,12 +162,12 @@ void AnswerQueue::Run() {
     size_t left = 0;
     const int32_t code = mlcpipe_step(engine_, &left);
     lock.lock();
-    if (code != MLCPIPE_OK) EndAll(LastRefusal());
+    if (code != MLCPIPE_OK) EndAll(ToldRefusal());
     else if (!left && !tickets_.empty()) changed_.wait_for(lock, kTokenizing);  // their prompts become tokens
   }
 }
 
-// No step can be computed: all answers end with the error, and there are no others.
+// The engine is closed: other steps that fail end their answers themselves.
 void AnswerQueue::EndAll(const ApiError& error) {
   closed_ = true;
   for (Ticket* ticket : tickets_) {

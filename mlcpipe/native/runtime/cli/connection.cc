@@ -86,6 +86,7 @@ void Connection::Serve() {
     }
     Linger();
   } catch (const Gone&) {
+  } catch (const std::bad_alloc&) {  // not even for an error: the connection is closed
   }
 }
 
@@ -94,6 +95,7 @@ void Connection::Refuse(const ApiError& error) {
     RespondError(error, false);
     Linger();
   } catch (const Gone&) {
+  } catch (const std::bad_alloc&) {
   }
 }
 
@@ -116,6 +118,10 @@ bool Connection::ServeOne() {
   } catch (const ApiError& error) {
     whole = whole && request.keep_alive;
     RespondError(error, whole);
+  } catch (const std::bad_alloc&) {
+    if (status_) throw Gone();  // in the middle of a stream
+    whole = false;
+    RespondError({503, "out of memory", "out_of_memory", "", 5}, whole);
   } catch (const Gone&) {
     status_ = 499;
     Log(request);

@@ -19,6 +19,7 @@
 #include <fstream>
 #include <iterator>
 #include <list>
+#include <optional>
 
 #include "bundle/files.h"
 #include "cli/connection.h"
@@ -102,13 +103,21 @@ class Connections {
     one->socket = socket;
     const auto run = [this, one, serves] {
       {
-        Connection connection(site_, one->socket);
-        if (serves) connection.Serve();
-        else connection.Refuse({503, "there are too many connections", "overloaded", "", 1});
+        std::optional<Connection> connection;
+        try {
+          connection.emplace(site_, one->socket);
+        } catch (const std::bad_alloc&) {
+          close(one->socket);
+        }
+        if (connection && serves) connection->Serve();
+        else if (connection) connection->Refuse({503, "there are too many connections", "overloaded", "", 1});
       }
       one->ended = true;
     };
-    if (StartThread(run, &one->thread)) return;
+    try {
+      if (StartThread(run, &one->thread)) return;
+    } catch (const std::bad_alloc&) {
+    }
     threads_.pop_back();
     close(socket);
   }
@@ -159,6 +168,14 @@ void ReadSignal(int signals) {
   }
 }
 
+void AddOrClose(int socket, Connections* connections) {
+  try {
+    connections->Add(socket);
+  } catch (const std::bad_alloc&) {
+    close(socket);
+  }
+}
+
 // Until a signal comes.
 void Accept(int listener, int signals, Connections* connections) {
   pollfd ready[] = {{listener, POLLIN, 0}, {signals, POLLIN, 0}};
@@ -166,7 +183,7 @@ void Accept(int listener, int signals, Connections* connections) {
     poll(ready, 2, -1);
     if (ready[1].revents) return;
     const int socket = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (socket >= 0) connections->Add(socket);
+    if (socket >= 0) AddOrClose(socket, connections);
     else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) usleep(10'000);
   }
 }

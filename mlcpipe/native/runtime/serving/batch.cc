@@ -31,8 +31,8 @@ Batch::Batch(const Manifest& manifest, const Device& device, const Library& libr
       states_(MakeStates(manifest.states, device, plan.units)),
       drafts_(options.draft != "off"),
       cancelled_(cancelled),
-      scheduler_(GroupsOf(manifest.states, plan.units), plan.units.slots,
-                 LimitsOf(manifest.model, plan.context_length, options.sequences), manifest.model.rope_above, CostModel()),
+      plan_(plan),
+      sequences_(options.sequences),
       buffer_(plan.units.pages.size(), manifest.states.has_slots()),
       sampler_(device, library, manifest.model.vocab_size, std::max(kDecodeRows, options.sequences)),
       decode_logits_(device.Empty({kDecodeRows, manifest.model.vocab_size}, kFloat32)),
@@ -40,6 +40,12 @@ Batch::Batch(const Manifest& manifest, const Device& device, const Library& libr
   if (DraftsByHead(manifest.model, options)) {
     head_.emplace(manifest, device, library, plan.kv_tokens, kDecodeRows, options.sequences);
   }
+  MakeScheduler();
+}
+
+void Batch::MakeScheduler() {
+  scheduler_.emplace(GroupsOf(manifest_.states, plan_.units), plan_.units.slots,
+                     LimitsOf(manifest_.model, plan_.context_length, sequences_), manifest_.model.rope_above, CostModel());
 }
 
 uint64_t Batch::Submit(Client client) {
@@ -55,20 +61,24 @@ void Batch::Cancel(uint64_t number) {
   gone_.push_back(number);
 }
 
+// Takes one client after the other: where the memory ends, the others are still known.
 void Batch::TakeNews() {
-  std::map<uint64_t, Client> come;
   std::vector<uint64_t> gone;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    come.swap(come_);
-    gone.swap(gone_);
+  for (bool left = true; left;) {
+    std::map<uint64_t, Client>::node_type come;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!come_.empty()) come = come_.extract(come_.begin());
+      else gone.swap(gone_);
+    }
+    left = !come.empty();
+    if (left) Begin(come.key(), std::move(come.mapped()));
   }
-  for (auto& [number, client] : come) Begin(number, std::move(client));
   for (const uint64_t number : gone) {
     const auto of = [number](const auto& one) { return one.second.first == number; };
     const auto found = std::find_if(answers_.begin(), answers_.end(), of);
     if (found == answers_.end()) continue;
-    scheduler_.Cancel(found->second.second.sequence, End::kCancelled);
+    scheduler_->Cancel(found->second.second.sequence, End::kCancelled);
     const Error error(Code::kCancelled, "the answer was cancelled");
     EndAnswer(found->first, std::nullopt, &error);
   }
@@ -81,40 +91,70 @@ void Batch::Begin(uint64_t number, Client client) {
   Request& request = answer.client.request;
   request.drafts = drafts_;
   answer.statistics.prompt_tokens = static_cast<int64_t>(request.tokens.size());
-  const auto refuse = [&](const Error& error) { answer.client.on_end(answer.statistics, std::nullopt, &error); };
+  const auto refuse = [&](const Error& error) { Tell(answer.client, answer.statistics, std::nullopt, &error); };
   try {
     answer.row.emplace(manifest_.model.vocab_size, answer.client.sampling, request.tokens);
-    answer.sequence = scheduler_.Submit(request);
+    answer.sequence = scheduler_->Submit(request);
     answers_.try_emplace(answer.sequence->id, number, std::move(answer));
   } catch (const Error& error) {
     refuse(error);
   } catch (const std::bad_alloc&) {
-    if (answer.sequence) scheduler_.Cancel(answer.sequence, End::kError);
-    refuse(Error(Code::kResource, "the system gives no more memory"));
+    refuse(no_memory_);  // first: the rest may throw
+    if (answer.sequence) scheduler_->Cancel(answer.sequence, End::kError);
   }
 }
 
 size_t Batch::Step() {
-  TakeNews();
-  if (head_) head_->Propose(&scheduler_, [this](const Sequence& one) { return RowOfAnswer(one); }, weights_);
-  Deliver(scheduler_.Expire(Now()));
-  if (const serving::Step* const step = scheduler_.Plan(Now())) {
-    try {
-      Compute(*step);
-      Deliver(scheduler_.Settle(*step, drawn_, Now()));
-    } catch (const Error& error) {
-      Fail(*step, error);
-    } catch (const tvm::ffi::Error& error) {
-      ReclaimWorkspaces();
-      const bool ended = __atomic_load_n(cancelled_, __ATOMIC_RELAXED);
-      Fail(*step, ended ? Error(Code::kCancelled, "the engine was closed")
-                        : FromTvm(error, Code::kInternal, "the compiled library failed"));
-    } catch (const std::bad_alloc&) {
-      Fail(*step, Error(Code::kResource, "the system gives no more memory"));
-    }
+  try {
+    if (!scheduler_) MakeScheduler();
+    TakeNews();
+    if (head_) head_->Propose(&*scheduler_, [this](const Sequence& one) { return RowOfAnswer(one); }, weights_);
+    Deliver(scheduler_->Expire(Now()));
+    if (const serving::Step* const step = scheduler_->Plan(Now())) Advance(*step);
+  } catch (const std::bad_alloc&) {
+    StartOver(no_memory_);
+  } catch (const Error& error) {
+    StartOver(error);
+  } catch (const std::exception& error) {
+    StartOver(Error(Code::kInternal, "the runtime failed").Found(error.what()));
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   return answers_.size() + come_.size();
+}
+
+void Batch::Advance(const serving::Step& step) {
+  bool computed = false;
+  try {
+    Compute(step);
+    computed = true;
+    Deliver(scheduler_->Settle(step, drawn_, Now()));
+  } catch (const Error& error) {
+    Fail(step, error);
+  } catch (const tvm::ffi::Error& error) {
+    ReclaimWorkspaces();
+    const bool ended = __atomic_load_n(cancelled_, __ATOMIC_RELAXED);
+    Fail(step, ended ? Error(Code::kCancelled, "the engine was closed")
+                     : FromTvm(error, Code::kInternal, "the compiled library failed"));
+  } catch (const std::bad_alloc&) {
+    if (computed) throw;
+    Fail(step, no_memory_);
+  }
+}
+
+// Sequences were left half changed: all answers end, and the next step makes another scheduler, without prefixes.
+void Batch::StartOver(const Error& error) {
+  std::map<uint64_t, Client> come;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    come.swap(come_);
+  }
+  for (const auto& [number, client] : come) Tell(client, {}, std::nullopt, &error);
+  while (!answers_.empty()) {
+    const auto ended = answers_.extract(answers_.begin());
+    Tell(ended.mapped().second.client, ended.mapped().second.statistics, std::nullopt, &error);
+  }
+  if (head_) head_->GiveUp();
+  scheduler_.reset();
 }
 
 void Batch::Compute(const serving::Step& step) {
@@ -223,7 +263,7 @@ int32_t Batch::Take(const Drawing& row, int32_t token) {
     found->second.second.row->Accept(token);
     return token;
   }
-  scheduler_.Cancel(row.sequence, End::kError);
+  scheduler_->Cancel(row.sequence, End::kError);
   const Error error = Error(Code::kCompute, "the model computed numbers that are not finite")
                           .Where("token " + std::to_string(row.position));
   EndAnswer(row.sequence->id, std::nullopt, &error);
@@ -254,12 +294,12 @@ void Batch::Deliver(const std::vector<Event>& events) {
       verdict = answer.client.on_token(tokens[at]);
     }
     if (verdict == Verdict::kStop || end == End::kStop) {
-      scheduler_.Cancel(sequence, End::kStop);
+      scheduler_->Cancel(sequence, End::kStop);
       EndAnswer(sequence->id, Finish::kStop, nullptr);
     } else if (end) {
       EndAnswer(sequence->id, end == End::kTimeout ? Finish::kTimeout : Finish::kLength, nullptr);
     } else if (verdict == Verdict::kCancel) {
-      scheduler_.Cancel(sequence, End::kCancelled);
+      scheduler_->Cancel(sequence, End::kCancelled);
       const Error error(Code::kCancelled, "the answer was cancelled");
       EndAnswer(sequence->id, std::nullopt, &error);
     }
@@ -271,7 +311,7 @@ void Batch::Fail(const serving::Step& step, const Error& error) {
   for (const DecodeRows& one : step.decode) sequences.push_back(one.sequence);
   for (const PrefillRows& one : step.prefill) sequences.push_back(one.sequence);
   for (const SequencePointer& sequence : sequences) {
-    scheduler_.Cancel(sequence, End::kError);
+    scheduler_->Cancel(sequence, End::kError);
     EndAnswer(sequence->id, std::nullopt, &error);
   }
 }
@@ -281,7 +321,16 @@ void Batch::EndAnswer(int64_t id, std::optional<Finish> finish, const Error* err
   if (found == answers_.end()) return;
   const Answer answer = std::move(found->second.second);
   answers_.erase(found);
-  answer.client.on_end(answer.statistics, finish, error);
+  Tell(answer.client, answer.statistics, finish, error);
+}
+
+void Batch::Tell(const Client& client, const Statistics& statistics, std::optional<Finish> finish,
+                 const Error* error) const {
+  try {
+    client.on_end(statistics, finish, error);
+  } catch (const std::bad_alloc&) {
+    client.on_end(statistics, std::nullopt, &no_memory_);  // whose words are there
+  }
 }
 
 }  // namespace mlcpipe::serving

@@ -31,7 +31,7 @@ struct Client {
 
 class Batch {
  public:
-  // Takes the memory that was planned. A forward ends soon after `*cancelled` is not 0.
+  // Takes the memory that was planned; the plan must stay. A forward ends soon after `*cancelled` is not 0.
   Batch(const Manifest& manifest, const Device& device, const Library& library,
         TokenTables weights, const Plan& plan, const Options& options, const int* cancelled);
 
@@ -39,7 +39,8 @@ class Batch {
   uint64_t Submit(Client client);
   // From any thread: the answer ends at the next step with kCancelled.
   void Cancel(uint64_t number);
-  // Computes what is next of all answers. Returns how many have not ended.
+  // Computes what is next of all answers. Returns how many have not ended. Where the system gives no more memory, those that
+  // it concerns end with kResource.
   size_t Step();
 
  private:
@@ -66,9 +67,12 @@ class Batch {
   tvm::ffi::Array<tvm::runtime::Tensor> states_;
   const bool drafts_;
   const int* cancelled_;
+  const Plan& plan_;
+  const int64_t sequences_;
+  const Error no_memory_{Code::kResource, "the system gives no more memory"};  // made while there is some
   mlcpipe_step_threads step_threads_[MLCPIPE_ROW_CLASSES] = {};
   std::optional<DraftHead> head_;
-  Scheduler scheduler_;
+  std::optional<Scheduler> scheduler_;
   StepBuffer buffer_;
   Sampler sampler_;
   tvm::runtime::Tensor decode_logits_, prefill_logits_;
@@ -86,8 +90,11 @@ class Batch {
   std::vector<uint64_t> gone_;
 
   double Now() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
+  void MakeScheduler();
+  void StartOver(const Error& error);
   void TakeNews();
   void Begin(uint64_t number, Client client);
+  void Advance(const serving::Step& step);
   // Leaves the tokens in `drawn_`.
   void Compute(const serving::Step& step);
   void Decode(const serving::Step& step);
@@ -98,6 +105,8 @@ class Batch {
   int32_t Take(const Drawing& row, int32_t token);
   void Deliver(const std::vector<Event>& events);
   void Fail(const serving::Step& step, const Error& error);
+  // Tells a client of its end, of another one where there is no memory for the last text.
+  void Tell(const Client& client, const Statistics& statistics, std::optional<Finish> finish, const Error* error) const;
   // Ends an answer and tells its client.
   void EndAnswer(int64_t id, std::optional<Finish> finish, const Error* error);
 };

@@ -84,7 +84,6 @@ void DraftHead::Propose(Scheduler* scheduler, const RowOf& row_of, const TokenTa
   }
 }
 
-// Nothing is drafted any more, and nothing kept.
 void DraftHead::GiveUp() {
   failed_ = true;
   rows_.clear();

@@ -35,6 +35,9 @@ class DraftHead {
   // The scheduler's running sequences get drafts where that pays. Once that has failed they get none.
   void Propose(Scheduler* scheduler, const RowOf& row_of, const TokenTables& weights);
 
+  // Nothing is drafted any more, and nothing kept.
+  void GiveUp();
+
   // What the model's forwards keep, f32[rows, kept], of answers and of prompts.
   tvm::runtime::Tensor hidden, hidden_of_prompts;
   // A forward of answers, or of prompts, is about to keep these rows.
@@ -84,7 +87,6 @@ class DraftHead {
   void Keep(std::vector<KeptRows>* to, KeptRows rows) {
     if (!failed_) to->push_back(std::move(rows));
   }
-  void GiveUp();
   bool Follows(Sequence* sequence);
   std::vector<KeptRows> Followed(std::vector<KeptRows> kept);
   void FollowPrompts(const std::vector<KeptRows>& kept);

@@ -69,8 +69,8 @@ SequencePointer Scheduler::Submit(Request request) {
   auto sequence = std::make_shared<Sequence>(next_id_++, std::move(request), pool_.groups.size());
   sequence->tokens.reserve(static_cast<size_t>(most));
   for (auto& table : sequence->tables) table.reserve(static_cast<size_t>(PagesOf(most)));
-  admission_.Move(sequence, State::kWaiting);
   if (const auto deadline_s = sequence->request.deadline_s) deadlines_[{*deadline_s, sequence->id}] = sequence;
+  admission_.Move(sequence, State::kWaiting);
   return sequence;
 }
 

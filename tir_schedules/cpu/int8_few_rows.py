@@ -427,7 +427,7 @@ def one_row(
 def streams(weight: Weight, tiles: FewTiles) -> tuple[int, int]:
     """In how many places a thread reads the weight at once, and how many blocks of 16 columns they are apart.
 
-    Hardware follows each place by itself, to the end of a page. One core of a Xeon (Sapphire Rapids) read 9.0 GB/s of
+    Hardware follows each place to the end of a page. One core of a Xeon (Sapphire Rapids) read 9.0 GB/s of
     4-bit codes in one place, 13.0 in two, in two next to each other 11.5; two cores 17.1, 23.6 and 21.1 (2026-11-29).
     """
     together = min(tiles.gemv_streams, weight.packed.blocks)

@@ -27,15 +27,6 @@ _TARGET = 'base = "cpu-native"\n[tvm]\nmcpu = "{}"\n[schedule]\nint8_activations
 
 
 @dataclass(frozen=True)
-class Options:
-    """The text, how many of its tokens, and LLVM's name of the CPU."""
-
-    text: Path
-    tokens: int
-    cpu: str
-
-
-@dataclass(frozen=True)
 class Row:
     """KL divergences of one bundle: of int8 activations from float ones, and of all roundings from float32."""
 
@@ -47,33 +38,36 @@ class Row:
     weights_alone: float
 
 
-def measure(
-    checkpoint: Path, quantization: str, folding: str | None, options: Options, work: Path, progress: Progress
-) -> Row:
-    """Compile a checkpoint with and without int8 activations, and score both."""
+def compile_both(
+    checkpoint: Path, quantization: str, folding: str | None, cpu: str, work: Path, progress: Progress
+) -> tuple[Path, Path]:
+    """The bundle of a checkpoint, and the same with activations in float32. `cpu` is LLVM's name."""
     work.mkdir(parents=True, exist_ok=True)
     bundles = []
     for kind, knob in (("int8", 1), ("float", 0)):
         target = work / f"{kind}.toml"
-        target.write_text(_TARGET.format(options.cpu, knob), encoding="utf-8")
+        target.write_text(_TARGET.format(cpu, knob), encoding="utf-8")
         made = mlcpipe.compile(
             checkpoint, target=str(target), quantization=quantization, fold_outliers=folding, output=work / kind,
             overwrite=True, progress=progress,
         )  # fmt: skip
         bundles.append(made)
-    rounded, exact = bundles
+    return bundles[0], bundles[1]
+
+
+def measure(
+    name: str, rounded: Path, exact: Path, checkpoint: Path, text: Path, tokens: int, progress: Progress
+) -> Row:
+    """Score both bundles on the first tokens of a text."""
     whole = prepare_reference(checkpoint, 0, progress)
-    plans = [
-        QualityOptions(*pair, options.text, options.tokens, options.tokens)
-        for pair in ((rounded, exact), (rounded, whole))
-    ]
-    (prompt, decode), (all_prompt, all_decode) = (
-        [float(score(plan, progress).kld.mean()) for score in (score_prefill, score_decode)] for plan in plans
+    of_int8, of_all, of_weights = (
+        QualityOptions(*pair, text, tokens, tokens) for pair in ((rounded, exact), (rounded, whole), (exact, whole))
     )
-    alone = float(
-        score_prefill(QualityOptions(exact, whole, options.text, options.tokens, options.tokens), progress).kld.mean()
+    prompt, all_prompt, alone = (
+        float(score_prefill(plan, progress).kld.mean()) for plan in (of_int8, of_all, of_weights)
     )
-    return Row(work.name, prompt, decode, all_prompt, all_decode, alone)
+    decode, all_decode = (float(score_decode(plan, progress).kld.mean()) for plan in (of_int8, of_all))
+    return Row(name, prompt, decode, all_prompt, all_decode, alone)
 
 
 def table(rows: list[Row]) -> str:
@@ -100,7 +94,7 @@ def main() -> None:
     parser.add_argument("--cpu", default="native", help="LLVM's name of the CPU; cascadelake has no AMX")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    chosen, rows = Options(options.text, options.tokens, options.cpu), []
+    rows = []
     with console_progress(stderr_console(), lasting=False) as progress:
         for factor in map(int, options.factors.split(",")):
             checkpoint, planted = options.checkpoint, options.work / f"planted-{factor}"
@@ -111,8 +105,8 @@ def main() -> None:
             for quantization in options.only.split(","):
                 for how in (None, FOLD_BY_WEIGHTS, *([options.calibration] if options.calibration else [])):
                     name = f"{quantization}-x{factor}" + {None: "", FOLD_BY_WEIGHTS: "-by-weights"}.get(how, "-by-text")
-                    work = options.work / name
-                    rows.append(measure(checkpoint, quantization, how, chosen, work, progress))
+                    both = compile_both(checkpoint, quantization, how, options.cpu, options.work / name, progress)
+                    rows.append(measure(name, *both, checkpoint, options.text, options.tokens, progress))
                     stderr_console().print(rows[-1])
     stdout_console().print(table(rows), soft_wrap=True, markup=False, highlight=False)
 

@@ -251,6 +251,11 @@ def complete_mmproj(file: MmprojFile, whole: Config, preprocessor: Config, short
     """The fields of Qwen's towers, and those of pictures as published, if the file does not say how many pixels."""
     vision = whole["vision_config"]
     check_eps(file, EPS)
+    if "mrope_section" not in (whole["text_config"].get("rope_parameters") or {}):
+        raise ConfigError(
+            "the text does not see", expected="a text with rope.dimension_sections, such as that of Qwen3-VL",
+            found="none", next_step="take the text that the mmproj file was made for",
+        )  # fmt: skip
     merge, patch = file.integer("spatial_merge_size", 2), vision["patch_size"]
     vision |= {
         "depth": vision["num_hidden_layers"],

@@ -27,7 +27,7 @@ from mlcpipe.checkpoint.gguf.special_tokens import tokens_of
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.support.json_files import shown, shown_path
-from mlcpipe.vision import towers
+from mlcpipe.vision import build_tower, towers
 from mlcpipe.vision.mmproj import BOUNDS, PART, Config, Mmproj
 
 AnyCheckpoint = TypeVar("AnyCheckpoint", bound=Checkpoint)
@@ -106,6 +106,7 @@ def read_mmproj(path: Path, text: GgufCheckpoint) -> PictureTower:
     whole: Config = {"model_type": model_type, "text_config": _text_of(text), "vision_config": vision}
     preprocessor: Config = {name: file.colors(name) for name in ("image_mean", "image_std")}
     family.complete(file, whole, preprocessor)
+    build_tower(whole, preprocessor)  # raises for what is not supported
     tensors = {tensor.name: tensor for tensor in _renamed(file, family, vision["num_attention_heads"])}
     return PictureTower(whole, preprocessor, MappingProxyType(tensors), (path,))
 

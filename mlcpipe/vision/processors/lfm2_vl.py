@@ -36,19 +36,22 @@ def prepare(image: Image.Image, info: VisionInfo) -> Picture:
     split = large and of["splits"] and not of["least"] == of["most"] == 1
     if split:
         columns, rows = grid_of(image.height, image.width, tile, of["least"], of["most"])
+    sizes = [(tile, tile)] * (rows * columns if split else 0)
+    if not split or (of["thumbnail"] and rows * columns > 1):
+        sizes.append((height, width))
+    counts = tuple(high * wide // (side * side) for high, wide in sizes)
+    if max(counts) > info.rows:  # before the work
+        raise UsageError(
+            "the picture", expected=f"sides that make at most {info.rows} rows",
+            found=f"{image.width} x {image.height}", next_step="crop it",
+        )  # fmt: skip
     tiles: list[Pixels] = []
     if split:
         whole = bilinear(pixels, rows * tile, columns * tile)
         for r in range(rows):
             tiles += [whole[r * tile : (r + 1) * tile, c * tile : (c + 1) * tile] for c in range(columns)]
-    if not split or (of["thumbnail"] and rows * columns > 1):
+    if len(tiles) < len(sizes):
         tiles.append(bilinear(pixels, height, width))
-    counts = tuple(one.shape[0] * one.shape[1] // (side * side) for one in tiles)
-    if max(counts) > info.rows:
-        raise UsageError(
-            "the picture", expected=f"sides that make at most {info.rows} rows",
-            found=f"{image.width} x {image.height}", next_step="crop it",
-        )  # fmt: skip
     return Picture(info, tuple(tiles), _layout(rows, columns, counts), counts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from copy import deepcopy
@@ -194,6 +195,28 @@ def test_tensors_are_checked(gemma3: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "short.gguf").write_bytes(content[:-100])
     with pytest.raises(CheckpointError, match="truncated"):
         with_mmproj(model, tmp_path / "short.gguf")
+
+
+def test_a_tower_that_cannot_be_built_is_left_alone(gemma3: tuple[Path, Path], tmp_path: Path) -> None:
+    """The text beside it still compiles; a file that is given is refused before that."""
+    alone = copied(gemma3, tmp_path)
+    broken = write_mmproj(gemma3[0], tmp_path / "mmproj.gguf", attention__head_count=7)
+    found = open_checkpoint(alone)
+    assert found.pictures is None and "num_attention_heads" in found.notes[0]
+    with pytest.raises(ConfigError, match="num_attention_heads.*a divisor of"):
+        with_mmproj(found, broken)
+
+
+def test_a_text_without_axes_takes_no_tower_of_qwen(tmp_path: Path) -> None:
+    """Qwen's texts have the widths and the tokens of those that see; the sections of RoPE tell them apart."""
+    source = write_source("qwen3_vl", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    del config["text_config"]["rope_parameters"]["mrope_section"]
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    plain = open_checkpoint(write_pair(source, tmp_path / "plain"))
+    assert plain.pictures is None and "the text does not see" in plain.notes[0]
+    with pytest.raises(ConfigError, match=r"the text does not see; expected a text with rope\.dimension_sections"):
+        with_mmproj(plain, plain.path.with_name("mmproj-model.gguf"))
 
 
 def test_targets_whose_hosts_show_no_pictures(gemma3: tuple[Path, Path], tmp_path: Path) -> None:

@@ -78,3 +78,19 @@ def test_what_is_not_honoured_is_refused() -> None:
             info_of(**fields)
     with pytest.raises(UsageError, match="sides that make at most 16 rows"):
         lfm2_vl.prepare(Image.new("RGB", (1, 400)), info_of())
+
+
+def test_a_picture_of_too_many_rows_is_refused_before_it_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    resized: list[tuple[int, int]] = []
+
+    def seen(pixels: Any, height: int, width: int) -> Any:
+        resized.append((height, width))
+        return bilinear(pixels, height, width)
+
+    monkeypatch.setattr(lfm2_vl, "bilinear", seen)
+    for size in ((1, 400), (400, 1), (1, 1 << 15)):
+        with pytest.raises(UsageError, match="sides that make at most 16 rows"):
+            lfm2_vl.prepare(Image.new("RGB", size), info_of())
+    assert not resized
+    lfm2_vl.prepare(Image.new("RGB", (40, 40)), info_of())
+    assert resized

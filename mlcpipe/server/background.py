@@ -11,8 +11,10 @@ from typing import Any
 
 from mlcpipe.server.answers import Answers
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.guard import MAX_BODY_BYTES
 
 MAX_RUNS = 64  # of all clients, that have not ended
+MAX_INPUT_BYTES = 4 * MAX_BODY_BYTES  # of their requests together, which are held until they end
 MAX_ENDED = 16  # whose events are kept for those who come later
 MAX_EVENT_CHARS = 4 << 20  # of the events of one response; the first ones leave
 _log = logging.getLogger("mlcpipe.server")
@@ -20,9 +22,12 @@ Response = dict[str, Any]
 
 
 class Run:
-    """One response in the background. `response` is as it is now; `ended` says that it does not change any more."""
+    """One response in the background. `response` is as it is now; `ended` says that it does not change any more;
+    `nbytes` has the JSON that it continues and answers.
+    """
 
-    def __init__(self, owner: str, frame: Response, *, streams: bool) -> None:
+    def __init__(self, owner: str, frame: Response, nbytes: int = 0, *, streams: bool) -> None:
+        self.nbytes = nbytes
         self.owner, self.response, self.ended, self.streams = owner, {**frame, "status": "queued"}, False, streams
         self._events: deque[str] = deque()
         self._first = self._chars = 0  # the number of the first event that is kept
@@ -64,7 +69,7 @@ class Run:
                 self._add(failed(ApiError(500, "the server failed; its log says why"), "failed"))
             finally:
                 self._answers.close()
-                self.ended = True
+                self._answers, self.ended = None, True
                 self._tell()
 
     async def cancel(self) -> None:
@@ -108,13 +113,22 @@ class Run:
 
 
 class Runs:
-    """The responses of a server in the background, by owner and id; those that have ended are in the store too."""
+    """The responses of a server in the background, by owner and id; those that have ended are in the store too.
 
-    def __init__(self) -> None:
+    `offered` is false where later requests may come to another process.
+    """
+
+    def __init__(self, *, offered: bool = True) -> None:
+        self._offered = offered
         self._kept: OrderedDict[tuple[str, str], Run] = OrderedDict()
 
-    def check(self, owner: str, most_of_owner: int | None) -> None:
-        """Raises ApiError where too many run already, of this owner or of all."""
+    def check(self, owner: str, most_of_owner: int | None, nbytes: int = 0) -> None:
+        """Raises ApiError where too many run already, of this owner or of all, or they hold too much for `nbytes` more,
+        and where none is offered.
+        """
+        if not self._offered:
+            message = "background: not offered with --ray; leave it out"
+            raise ApiError(400, message, param="background", code="unsupported_parameter")
         running = [run for run in self._kept.values() if not run.ended]
         own = sum(run.owner == owner for run in running)
         if most_of_owner is not None and own >= most_of_owner:
@@ -122,6 +136,10 @@ class Runs:
             raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=5.0)
         if len(running) >= MAX_RUNS:
             message = f"{len(running)} responses are computed in the background already"
+            raise ApiError(503, message, code="overloaded", retry_after_s=5.0)
+        held = sum(run.nbytes for run in running)
+        if running and held + nbytes > MAX_INPUT_BYTES:
+            message = f"requests of {held} bytes are answered in the background, of at most {MAX_INPUT_BYTES}"
             raise ApiError(503, message, code="overloaded", retry_after_s=5.0)
 
     def add(self, run: Run) -> None:

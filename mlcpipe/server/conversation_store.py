@@ -22,13 +22,14 @@ _FIELDS = ("id", "created_at", "metadata")
 
 @dataclass(frozen=True)
 class StoredConversation:
-    """A conversation with its items; `nbytes` of memory."""
+    """A conversation with its items; `nbytes` of memory, of which its metadata has `metadata_bytes`."""
 
     id: str
     created_at: int
     metadata: dict[str, Any]
     items: tuple[dict[str, Any], ...]
     nbytes: int
+    metadata_bytes: int
 
     @property
     def described(self) -> dict[str, Any]:
@@ -42,10 +43,14 @@ class ConversationStore(OwnedStore[StoredConversation]):
     def __init__(self, most: int = MAX_CONVERSATIONS, most_bytes: int = MAX_BYTES) -> None:
         super().__init__(most, most_bytes)
 
-    def create(self, owner: str, metadata: dict[str, Any], items: Items, nbytes: int) -> StoredConversation:
-        """A new one, of items with `nbytes` of memory. Raises ApiError for one that is too large."""
-        nbytes += memory_of(len(json.dumps(metadata)), 1)
-        made = StoredConversation(f"conv_{secrets.token_hex(16)}", int(time.time()), metadata, tuple(items), nbytes)
+    def create(
+        self, owner: str, metadata: dict[str, Any], metadata_bytes: int, items: Items, nbytes: int
+    ) -> StoredConversation:
+        """A new one, of metadata with `metadata_bytes` of memory and items with `nbytes`. Raises ApiError for one that
+        is too large.
+        """
+        name, nbytes = f"conv_{secrets.token_hex(16)}", nbytes + metadata_bytes
+        made = StoredConversation(name, int(time.time()), metadata, tuple(items), nbytes, metadata_bytes)
         self._put(owner, made)
         return made
 
@@ -62,11 +67,11 @@ class ConversationStore(OwnedStore[StoredConversation]):
         self.get(owner, name)
         self._drop((owner, name))
 
-    def describe(self, owner: str, name: str, metadata: dict[str, Any]) -> StoredConversation:
+    def describe(self, owner: str, name: str, metadata: dict[str, Any], metadata_bytes: int) -> StoredConversation:
         """With other metadata. Raises ApiError."""
         old = self.get(owner, name)
-        before, after = (memory_of(len(json.dumps(one)), 1) for one in (old.metadata, metadata))
-        made = replace(old, metadata=metadata, nbytes=old.nbytes - before + after)
+        nbytes = old.nbytes - old.metadata_bytes + metadata_bytes
+        made = replace(old, metadata=metadata, metadata_bytes=metadata_bytes, nbytes=nbytes)
         self._put(owner, made)
         return made
 
@@ -108,7 +113,10 @@ class ConversationStore(OwnedStore[StoredConversation]):
 
 
 def items_bytes(items: Sequence[dict[str, Any]]) -> int:
-    """Bytes of memory of items, about, each on its own, so that one can be taken away again."""
+    """Bytes of memory of items or metadata, about, each on its own, so that one can be taken away again.
+
+    Raises ApiError for infinite numbers.
+    """
     return sum(memory_of(len(json.dumps(one)), 1, values_of(one)) for one in items)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from mlcpipe.server.errors import ApiError
@@ -27,7 +28,9 @@ def check_values(data: bytes, most: int) -> None:
 
 
 def values_of(data: Any) -> int:
-    """How many values plain JSON data has, the names of an object's among them."""
+    """How many values plain JSON data has, the names of an object's among them. Raises ApiError for numbers that JSON
+    has no words for: 1e999 is read as infinity.
+    """
     count, left = 0, [data]
     while left:
         part = left.pop()
@@ -37,6 +40,8 @@ def values_of(data: Any) -> int:
             left += part.values()
         elif isinstance(part, list):
             left += part
+        elif isinstance(part, float) and not math.isfinite(part):
+            raise ApiError(400, f"the body: expected finite numbers, found {part}", code="invalid_body")
     return count
 
 

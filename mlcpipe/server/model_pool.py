@@ -62,6 +62,7 @@ class ModelPool(OffLoop):
         self._loading = asyncio.Lock()
         self._watchers: set[asyncio.Future[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._preloading: set[Model] = set()
         self._closing = False
 
     @classmethod
@@ -113,15 +114,18 @@ class ModelPool(OffLoop):
             await self._unload([model])
 
     def preload(self, name: str) -> None:
-        """Begin to load a model, however long that takes, without a request that waits."""
+        """Begin to load a model, however long that takes, without a request that waits. Raises ApiError."""
         model = self.find(name)
+        if model in self._preloading:
+            return
 
         async def loaded() -> None:
             with contextlib.suppress(ApiError):  # which is in the log
                 await self._leased(model, None)
                 self._release(model)
 
-        self._start(loaded())
+        self._preloading.add(model)  # once, however often it is asked for: places of requests that wait are few
+        self._start(loaded()).add_done_callback(lambda _: self._preloading.discard(model))
 
     def set_ttl(self, name: str, seconds: float | None) -> None:
         """Unload a model so many seconds after the running request, unless another one follows; None is never."""
@@ -145,13 +149,14 @@ class ModelPool(OffLoop):
         return found
 
     def _first(self, kind: Kind | None) -> Model:
-        if self.single or kind is None:
+        if self.models and (self.single or kind is None):
             return self.models[0]
         unknown = [one for one in self.models if one.kind is None]
         of_kind = [one for one in self.models if (one.kind or one.source.guess) == kind]
         found = of_kind or (unknown if kind == "rerank" else [])
         if not found:
-            raise ApiError(404, f"no model is served here that {MAKES[kind]}", code="model_not_found", param="model")
+            message = f"no model is served here{f' that {MAKES[kind]}' if kind is not None else ''}"
+            raise ApiError(404, message, code="model_not_found", param="model")
         return found[0]
 
     # Leases.

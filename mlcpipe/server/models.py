@@ -27,7 +27,8 @@ async def models(request: Request) -> dict[str, Any]:
     """All names of the models, and of their adapters."""
     listed = [_described(model, name) for model in pool_of(request).models for name in model.own_names]
     ids = [one["id"] for one in listed]
-    found = {"object": "list", "data": listed, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+    first, last = (ids[0], ids[-1]) if ids else (None, None)  # all may be deleted
+    found = {"object": "list", "data": listed, "has_more": False, "first_id": first, "last_id": last}
     if "client_version" in request.query_params:  # Codex
         found["models"] = [codex.described(one["id"], one["max_model_len"]) for one in listed]
     return found

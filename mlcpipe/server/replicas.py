@@ -31,6 +31,7 @@ from ray.serve.schema import LoggingConfig
 
 from mlcpipe.errors import ResourceError, last_line
 from mlcpipe.server.app import create_app
+from mlcpipe.server.background import Runs
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
 from mlcpipe.server.health import LOADING
@@ -53,7 +54,8 @@ _STARTS = 3  # restarts of a failing replica before the server gives up
 _LAST_S = 5.0  # for the last events to go out
 _PAUSE_S = 0.04  # between two messages of a stream, as each is a call between processes
 # State of one engine; a client cannot choose its replica.
-_OF_ONE = ("/status", "/v1/kv", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/lora-adapters")
+_OF_ONE = ("/status", "/v1/kv", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/lora-adapters",
+           "/v1/conversations", "/api/copy", "/api/delete")  # fmt: skip
 _SCOPE = (
     "type",
     "asgi",
@@ -103,6 +105,7 @@ class Replica:
         loaded = await asyncio.get_running_loop().run_in_executor(None, load)
         self._service = loaded.service()
         app.state.pool = self._pool = ModelPool.of(self._service)
+        app.state.runs = Runs(offered=False)
         self._app = Leasing(app)
 
     def __del__(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from mlcpipe.runtime.sampling_params import TokenLogprob
 from mlcpipe.server.answers import Answers, Usage
 from mlcpipe.server.blocks import Block, BlockEvent, Blocks
-from mlcpipe.server.sse import event
+from mlcpipe.server.sse import encoded, event
 from mlcpipe.server.timings import PromptProgress, timings
 
 _PREFIX = {"reasoning": "rs", "text": "msg", "call": "fc"}
@@ -46,6 +47,16 @@ async def stream(
         more = {"timings": timings(answers.usage)} if timed and kind in _TIMED else {}
         return event({"type": kind, "sequence_number": next(numbers), **fields, **more}, kind)
 
+    @cache
+    def repeated() -> str:
+        return encoded(frame)
+
+    def again(**fields: Any) -> str:
+        """`response.in_progress` with a frame that may be long, and is encoded once for all of them."""
+        kind = "response.in_progress"
+        head = encoded({"type": kind, "sequence_number": next(numbers), **fields})[:-1]
+        return f'event: {kind}\ndata: {head},"response":{repeated()}}}\n\n'
+
     yield emit("response.created", response=frame)
     yield emit("response.in_progress", response=frame)
     blocks, ids = Blocks(), dict[int, str]()
@@ -53,7 +64,7 @@ async def stream(
     async for delta in answers.deltas():
         told = progress[delta.index].told(delta, timed=timed) if delta.index in progress else None
         if told is not None:
-            yield emit("response.in_progress", response=frame, **told)
+            yield again(**told)
         for one in blocks.taken(delta):
             for text in _block_events(one, ids, emit):
                 yield text

@@ -10,6 +10,7 @@ from mlcpipe.server.compaction import before_next, opened, text_in_parts
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.message_content import picture
 
+MAX_COMPACTIONS = 32  # of an input: each one copies what is before it
 _PREFIX = {
     "message": "msg",
     "function_call": "fc",
@@ -31,19 +32,23 @@ def items_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of an input.
+def messages_of(given: str | list[dict[str, Any]], earlier: int = 0) -> list[dict[str, Any]]:
+    """The messages of an input, after so many items of `earlier` requests.
 
     Calls that follow each other, and the text before them, are one message of the assistant. Items of tools that this
-    server does not have are skipped. Raises ApiError for pictures that are stored elsewhere.
+    server does not have are skipped. Raises ApiError for pictures that are stored elsewhere, and compactions that are
+    another server's, or too many.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     out: list[dict[str, Any]] = []
     reasoning = notes = ""
+    if sum(item.get("type") == "compaction" for item in given) > MAX_COMPACTIONS:
+        message = f"input: expected at most {MAX_COMPACTIONS} compactions; send the last one and what follows it"
+        raise ApiError(400, message, param="input")
     for index, item in enumerate(given):
         kind = item.get("type", "message" if "role" in item else None)
-        where = f"input[{index}]"
+        where = f"input[{index - earlier}]" if index >= earlier else f"earlier[{index}]"
         if kind == "compaction":
             notes = _noted(out, opened(item, where), notes)
             continue
@@ -105,7 +110,7 @@ def _part(part: Any, where: str) -> Any:
     if part.get("image_url") is None:
         message = f"{where}: expected image_url; files are not stored here"
         raise ApiError(400, message, param=where, code="unsupported_parameter")
-    return picture(part["image_url"], part.get("detail"))
+    return picture(part["image_url"], part.get("detail"), where=f"{where}.image_url")
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:

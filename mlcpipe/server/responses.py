@@ -48,7 +48,7 @@ from mlcpipe.server.thinking import Thoughts, effort_variables
 
 router = APIRouter()
 _TOKEN_BYTES = 16  # of a token in JSON, about
-_LOGPROBS = 16  # times that, of one with its log-probability; alternatives make it more
+_LOGPROBS = 16  # times that, of one with its log-probability, and of each alternative
 _LOGPROBS_NAME = "message.output_text.logprobs"  # in `include`
 MAX_ECHO = 4 << 20  # characters of a request that its events repeat
 
@@ -112,7 +112,9 @@ async def responses(
     if body.background:
         if body.store is False:
             raise ApiError(400, "background: expected to be stored; leave store out", param="background")
-        runs_of(request).check(owner, request.app.state.rules.per_key)
+        _check_length(body, service)
+        runs_of(request).check(owner, request.app.state.rules.per_key, body.nbytes)
+    store, conversations, runs = store_of(request), conversations_of(request), runs_of(request)
     earlier = history_of(request, body)
 
     def prepare() -> tuple[dict[str, Any], Conversation, Kept]:
@@ -126,22 +128,30 @@ async def responses(
     frame, conversation, kept = await service.aside(prepare, body.nbytes + earlier.nbytes)
     if earlier.conversation is not None:
         room = kept.more_bytes + _TOKEN_BYTES * service.engine.context_length
-        conversations_of(request).check_room(owner, earlier.conversation, len(kept.more) + 1, room, "conversation")
+        conversations.check_room(owner, earlier.conversation, len(kept.more) + 1, room, "conversation")
     answers = await answers_to(service, body, conversation)
 
     def keep(response: dict[str, Any]) -> None:
         if response["store"]:
             # The response repeats a part of the body.
-            answer_bytes = _TOKEN_BYTES * answers.usage.completion * (1 if conversation.logprobs is None else _LOGPROBS)
-            store_of(request).add(owner, response, kept.items, kept.json_bytes + answer_bytes, kept.values)
+            told = 1 if conversation.logprobs is None else _LOGPROBS * (1 + conversation.logprobs)
+            answer_bytes = _TOKEN_BYTES * answers.usage.completion * told
+            store.add(owner, response, kept.items, kept.json_bytes + answer_bytes, kept.values)
         if earlier.conversation is not None and response["status"] in ("completed", "incomplete"):
-            said = [*kept.more, *kept_items(response["output"])]
+            said = kept_items(response["output"])
+            nbytes = kept.more_bytes + items_bytes(said)
             with suppress(ApiError):  # the conversation was deleted
-                conversations_of(request).append(owner, earlier.conversation, said, items_bytes(said))
+                conversations.append(owner, earlier.conversation, [*kept.more, *said], nbytes)
 
     numbers = itertools.count()
     if body.background:
-        run = Run(owner, frame, streams=bool(body.stream))
+        nbytes = body.nbytes + earlier.nbytes
+        try:
+            runs.check(owner, request.app.state.rules.per_key, nbytes)  # others may have begun meanwhile
+        except ApiError:
+            answers.close()
+            raise
+        run = Run(owner, frame, nbytes, streams=bool(body.stream))
 
         def finished(response: dict[str, Any]) -> None:
             run.response = response
@@ -153,7 +163,7 @@ async def responses(
 
         events = stream(answers, frame, numbers, finished, timed=bool(body.timings_per_token))
         run.start(answers, events, broken, request.state.leases.pop_all())
-        runs_of(request).add(run)
+        runs.add(run)
         if not body.stream:
             return JSONResponse(run.response)
         return EventStream(run.follow(), lambda: None, lambda e: event(e.body("")))
@@ -190,6 +200,7 @@ async def compact(request: Request, body: Annotated[InputBody, Depends(parsed(In
         items = [*earlier.items, *items_of(body.input)]
         messages = conversation_of(body, earlier.items).messages
         room = length - most - length // 4  # a quarter is for the task and the template
+        values_of(items)  # which may be given back
         return compaction.kept_messages(items, length), compaction.asked(service.tokenizer, messages, room)
 
     kept, messages = await service.apart(prepare, body.nbytes + earlier.nbytes)
@@ -256,6 +267,14 @@ def history_of(request: Request, body: InputBody) -> Earlier:
     return Earlier(before, nbytes + more, more > 0, name)
 
 
+def _check_length(body: ResponsesBody, service: Service) -> None:
+    """Raises ApiError for an answer without end in the background, where nobody who leaves ends it."""
+    most = service.engine.context_length  # which bounds it where contexts are not shifted
+    if service.engine.context_shift and (body.max_output_tokens or 0) > most:
+        message = f"max_output_tokens: expected at most {most} in the background, found {body.max_output_tokens}"
+        raise ApiError(400, message, param="max_output_tokens")
+
+
 def _conversation_name(body: InputBody) -> str | None:
     given = body.conversation
     name = given.get("id") if isinstance(given, dict) else given
@@ -275,7 +294,7 @@ def conversation_of(body: InputBody, before: Sequence[dict[str, Any]]) -> Conver
     effort = body.reasoning.effort if body.reasoning is not None else None
     told = body.top_logprobs is not None or _LOGPROBS_NAME in (body.include or ())
     return Conversation(
-        [*messages, *messages_of([*before, *given])],
+        [*messages, *messages_of([*before, *given], len(before))],
         _tool_choice(body),
         {**effort_variables(effort), **(body.chat_template_kwargs or {})},
         None if form is None else _form(form),

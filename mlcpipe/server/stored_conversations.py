@@ -41,9 +41,10 @@ class ItemsBody(Body):
 @router.post(_ALL, openapi_extra=body_schema(CreateBody))
 async def create(request: Request, body: Annotated[CreateBody, Depends(parsed(CreateBody))]) -> dict[str, Any]:
     """A new conversation."""
+    metadata = body.metadata or {}
     items, nbytes = await _kept(request, body.items or [], body.nbytes)
-    made = conversations_of(request).create(key_of(request), body.metadata or {}, items, nbytes)
-    return made.described
+    metadata_bytes = await pool_of(request).aside(lambda: items_bytes([metadata]), body.nbytes)
+    return conversations_of(request).create(key_of(request), metadata, metadata_bytes, items, nbytes).described
 
 
 @router.get(_ONE)
@@ -57,7 +58,8 @@ async def update(
     request: Request, name: str, body: Annotated[UpdateBody, Depends(parsed(UpdateBody))]
 ) -> dict[str, Any]:
     """Other metadata. Raises ApiError."""
-    return conversations_of(request).describe(key_of(request), name, body.metadata).described
+    nbytes = await pool_of(request).aside(lambda: items_bytes([body.metadata]), body.nbytes)
+    return conversations_of(request).describe(key_of(request), name, body.metadata, nbytes).described
 
 
 @router.delete(_ONE)

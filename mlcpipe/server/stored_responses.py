@@ -18,7 +18,7 @@ _PATH = "/v1/responses/{name}"
 
 @router.get(_PATH, response_model=None)
 async def get(
-    request: Request, name: str, stream: bool = False, starting_after: int = -1
+    request: Request, name: str, stream: bool = False, starting_after: Annotated[int, Query(ge=-1)] = -1
 ) -> EventStream | dict[str, Any]:
     """A response as it is now; of one that streams in the background also the events after the one of a number.
     Raises ApiError for one that is not stored.
@@ -30,7 +30,9 @@ async def get(
             message = "stream: expected a response that was begun with stream in the background; leave it out"
             raise ApiError(400, message, param="stream")
         return EventStream(run.follow(starting_after), lambda: None, lambda error: event(error.body("")))
-    return run.response if run is not None and not run.ended else store_of(request).get(owner, name).response
+    if run is not None and (not run.ended or store_of(request).found(owner, name) is None):  # too large for the store
+        return run.response
+    return store_of(request).get(owner, name).response
 
 
 @router.post(f"{_PATH}/cancel")
@@ -54,7 +56,8 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
     if (run := runs_of(request).find(owner, name)) is not None:
         await run.cancel()
         runs_of(request).forget(owner, name)
-    store_of(request).delete(owner, name)
+    if run is None or store_of(request).found(owner, name) is not None:
+        store_of(request).delete(owner, name)
     return {"id": name, "object": "response", "deleted": True}
 
 

@@ -70,7 +70,7 @@ async def _answers(service: Service, body: GenerateBody, model: str | None) -> D
     if not (body.raw or body.suffix) and service.tokenizer.chat_templates:
         system = [{"role": "system", "content": body.system}] if body.system else []
         asked = {"role": "user", "content": prompt, "images": body.images}
-        messages = [*system, _message(asked, "prompt", sees=service.facts.vision is not None)]
+        messages = [*system, _message(asked, "", sees=service.facts.vision is not None)]
         return await answers_to(service, sampling, _asked(service, body, messages))
     for name in ("system", "think", "images"):
         if getattr(body, name):
@@ -112,15 +112,15 @@ def _asked(service: Service, body: AnswerFields, messages: list[dict[str, Any]])
 
 
 def _message(given: Mapping[str, Any], where: str, *, sees: bool) -> dict[str, Any]:
-    """A message in the OpenAI API's form, which names the tool of a result otherwise. Raises ApiError for pictures that
-    the model does not see.
+    """A message in the OpenAI API's form, which names the tool of a result otherwise; at `where`, "" for the body
+    itself. Raises ApiError for pictures that the model does not see.
     """
     message = dict(given)
-    images = message.pop("images", None)
+    images, where = message.pop("images", None), f"{where}.images" if where else "images"
     if images and not (sees and message.get("role") == "user"):
-        raise _refused(f"{where}.images")
+        raise _refused(where)
     if images:
-        message["content"] = _seen(images, message.get("content") or "", f"{where}.images")
+        message["content"] = _seen(images, message.get("content") or "", where)
     if "tool_name" in message:
         message["name"] = message.pop("tool_name")
     return message
@@ -131,7 +131,8 @@ def _seen(images: Any, text: Any, where: str) -> list[dict[str, Any]]:
     texts = all(isinstance(one, str) for one in (text, *listed(images, where)))
     if not texts:
         raise ApiError(400, f"{where}: expected pictures in base64, and a text", param=where)
-    return [*(picture(f"data:image/any;base64,{one}") for one in images), {"type": "text", "text": text}]
+    pictures = [picture(f"data:image/any;base64,{one}", where=f"{where}[{at}]") for at, one in enumerate(images)]
+    return [*pictures, {"type": "text", "text": text}]
 
 
 def _refused(name: str) -> ApiError:

@@ -40,12 +40,13 @@ async def copy(request: Request, body: Annotated[CopyBody, Depends(parsed(CopyBo
         raise ApiError(400, f"destination: there is a model {name!r} already", param="destination")
     if len(model.source.names) >= MAX_NAMES:
         raise ApiError(400, f"destination: the model has {MAX_NAMES} names already; delete one", param="destination")
+    model.copied.add(name)
     _rename(model, (*model.source.names, name))
 
 
 @router.delete("/api/delete", openapi_extra=body_schema(ModelBody))
 async def delete(request: Request, body: Annotated[ModelBody, Depends(parsed(ModelBody))]) -> None:
-    """Take away a name that a model has beside its first; with the first, its files, where they are the server's own.
+    """Take away a name that `copy` gave; with a model's first name its files, where they are the server's own.
 
     Raises ApiError.
     """
@@ -53,8 +54,12 @@ async def delete(request: Request, body: Annotated[ModelBody, Depends(parsed(Mod
     model = pool.find(name := served(pool, body.named))
     if name in model.adapter_names:
         raise ApiError(400, f"delete: {name!r} is an adapter; /v1/unload_lora_adapter unloads it")
-    if name in model.source.names[1:]:
+    if name in model.copied:
+        model.copied.discard(name)
         return _rename(model, tuple(one for one in model.source.names if one != name))
+    if name in model.source.names[1:]:
+        message = f"delete: {name!r} is a name of the command line, and stays; {model.name!r} stands for the model"
+        raise ApiError(400, message)
     if name != model.name:
         raise ApiError(404, f"the model {name[:100]!r} is not served here", code="model_not_found", param="model")
     if not request.app.state.rules.keys:
@@ -73,6 +78,8 @@ async def _remove(pool: ModelPool, model: Model) -> None:
     await pool.apart(model.source.check_removable)
     if model.service is not None or model.state not in ("unloaded", "failed"):
         await pool.unload(model.name)
+    if model not in pool.models:
+        raise ApiError(404, f"the model {model.name!r} was deleted meanwhile", code="model_not_found", param="model")
     if model.state not in ("unloaded", "failed"):
         raise ApiError(409, f"the model {model.name!r} is in use again; try again later", code="overloaded")
     place = pool.models.index(model)

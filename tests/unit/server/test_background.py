@@ -17,6 +17,7 @@ pytest.importorskip("fastapi")
 from mlcpipe.server import background
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.guard import Rules
+from mlcpipe.server.response_store import ResponseStore
 from tests.unit.server.fake_engine import FakeEngine, answers, with_client
 
 PATH = "/v1/responses"
@@ -112,6 +113,31 @@ def test_how_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "MAX_RUNS", 1)
     found = answers(FakeEngine(ends=False), *[(PATH, ASK)] * 2)
     assert [one.status_code for one in found] == [200, 503] and found[1].headers["retry-after"] == "5"
+
+
+def test_how_much_their_requests_hold_and_how_long_they_may_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that began while others were prepared."""
+    monkeypatch.setattr(background, "MAX_INPUT_BYTES", 100)
+    long = {**ASK, "metadata": {"a": "b" * 100}}
+
+    async def work(client: httpx2.AsyncClient) -> list[int]:
+        found = await asyncio.gather(*(client.post(PATH, json=one) for one in (long, long)))
+        return sorted(one.status_code for one in found)
+
+    assert with_client(FakeEngine(ends=False), work) == [200, 503]
+    endless = {**ASK, "max_output_tokens": 2049}
+    for dropped, status in ((0, 400), (None, 200)):
+        assert answers(FakeEngine(dropped=dropped), (PATH, endless))[0].status_code == status
+
+
+def test_one_that_the_store_does_not_take_is_got_and_deleted() -> None:
+    async def work(client: httpx2.AsyncClient) -> list[int]:
+        name = (await client.post(PATH, json=ASK)).json()["id"]
+        assert (await ended(client, name))["status"] == "completed"
+        asked = [await client.delete(f"{PATH}/{name}"), await client.get(f"{PATH}/{name}")]
+        return [one.status_code for one in asked]
+
+    assert with_client(FakeEngine(), work, store=ResponseStore(most_bytes=1)) == [200, 404]
 
 
 def test_what_is_refused() -> None:

@@ -58,7 +58,7 @@ def test_a_response_continues_a_conversation_and_is_added_to_it() -> None:
 def test_the_store_is_bounded() -> None:
     store = ConversationStore(most_bytes=22_000)
     items = kept_items([{"role": "user", "content": "x" * 1000}])
-    names = [store.create("", {}, items, items_bytes(items)).id for _ in range(4)]
+    names = [store.create("", {}, 0, items, items_bytes(items)).id for _ in range(4)]
     assert [store.found("", name) is not None for name in names] == [False, True, True, True]
     with pytest.raises(ApiError, match="there is no conversation"):
         store.get("another", names[3])
@@ -70,8 +70,9 @@ def test_the_store_is_bounded() -> None:
         store.append("", names[3], items * 4, 4 * items_bytes(items))
     with pytest.raises(ApiError, match="more than 4096 items"):
         store.check_room("", names[3], 4096, 0)
-    store.describe("", names[3], {"a": "b" * 50})
-    store.describe("", names[3], {})
+    store.describe("", names[3], {"a": "b" * 50}, 900)
+    assert store.get("", names[3]).nbytes == kept.nbytes - items_bytes(items) + 900
+    store.describe("", names[3], {}, 0)
     assert store.get("", names[3]).nbytes == kept.nbytes - items_bytes(items)
 
 
@@ -83,6 +84,9 @@ def test_what_is_refused() -> None:
         (ALL, {"items": [{"type": "item_reference", "id": "x"}]}, "items[0]"),
         (ALL, {"items": "a"}, "items"),
         (f"{ALL}/x", {}, "metadata"),
+        (ALL, b'{"metadata": {"a": 1e999}}', "finite"),
+        (ALL, b'{"items": [{"role": "user", "content": "a", "b": [1e999]}]}', "finite"),
+        (RESPONSES, b'{"input": [{"role": "user", "content": "a", "b": 1e999}]}', "finite"),
     ]
     found = answers(FakeEngine(), *((path, body) for path, body, _ in wrong))
     for (_, body, word), one in zip(wrong, found):
@@ -140,6 +144,8 @@ def test_where_a_summary_stands() -> None:
     assert [one["role"] for one in before] == ["user", "assistant"] and len(twice) == 1
     places = [twice[0]["content"].index(part) for part in ("Notes.", "More.", "Hello")]
     assert places == sorted(places)
+    with pytest.raises(ApiError, match="at most 32 compactions"):
+        messages_of([summary] * 33)
     for content in ("gAAAA", None, "mlcpipe:!"):
         with pytest.raises(ApiError, match=r"input\[0\].encrypted_content"):
             messages_of([{"type": "compaction", "encrypted_content": content}])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -12,7 +14,11 @@ pytest.importorskip("fastapi")
 
 from mlcpipe.cli import serve_removal
 from mlcpipe.errors import UsageError
+from mlcpipe.server.app import create_app
 from mlcpipe.server.guard import Rules
+from mlcpipe.server.model_pool import ModelPool
+from mlcpipe.server.ollama.files import _remove
+from mlcpipe.server.service import Facts, Service
 from tests.unit.server.fake_engine import FakeEngine, with_client
 
 KEY = {"authorization": "Bearer k"}
@@ -65,6 +71,42 @@ def test_files_are_for_clients_with_a_key() -> None:
     assert without.status_code == 403 and "--api-key" in without.json()["error"]
     loaded = with_client(FakeEngine(), work, headers=KEY, rules=Rules(keys=["k"]))
     assert loaded.status_code == 400 and "mlcpipe rm" in loaded.json()["error"]
+
+
+def test_names_of_the_command_line_stay() -> None:
+    """Also the one that stands for any."""
+
+    async def work() -> list[int]:
+        engine: Any = FakeEngine()
+        app, guard = create_app(Rules(keys=["k"]))
+        app.state.pool = pool = ModelPool.of(Service(engine, engine.tokenizer, Facts(("demo", "alias", "*"))))
+        transport = httpx2.ASGITransport(app=guard)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=KEY) as client:
+            found = [await delete(client, name) for name in ("alias", "*", "other")]
+            pool.models.clear()  # as after the last one was deleted
+            listed = await client.get("/v1/models")
+            assert listed.json()["data"] == [] and listed.json()["first_id"] is None
+            found.append(await client.post("/v1/chat/completions", json={"messages": []}))
+            found.append(await client.get("/lora-adapters"))
+        return [one.status_code for one in found]
+
+    assert asyncio.run(work()) == [400, 400, 404, 404, 404]
+
+
+def test_a_model_is_deleted_once() -> None:
+    removed: list[str] = []
+    source: Any = SimpleNamespace(
+        names=("a",), kind="text", check_removable=lambda: None, remove=lambda: removed.append("a"), stop=lambda: None
+    )
+
+    async def work() -> list[Any]:
+        pool = ModelPool([source], lambda place: 0)
+        (model,) = pool.models
+        found = await asyncio.gather(*(_remove(pool, model) for _ in range(2)), return_exceptions=True)
+        pool.close()
+        return sorted(getattr(one, "status", 0) for one in found)
+
+    assert asyncio.run(work()) == [0, 404] and removed == ["a"]
 
 
 def test_what_is_the_server_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

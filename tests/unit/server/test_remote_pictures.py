@@ -18,8 +18,10 @@ from mlcpipe.server import remote_pictures
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.message_blocks import messages_of
 from mlcpipe.server.message_content import picture
+from mlcpipe.server.ollama.answering import _message
 from mlcpipe.server.prompts import plain_messages
 from mlcpipe.server.remote_pictures import RemotePictures, held_bytes, is_public, resolved
+from mlcpipe.server.response_items import messages_of as items_as_messages
 
 HOST = "pictures.example"
 
@@ -223,6 +225,20 @@ def test_a_refused_picture_is_named_as_its_client_placed_it() -> None:
         "type": "base64", "media_type": "image/png", "data": "AAAA"}}]}, "messages[5]")  # fmt: skip
     _, sources = marked(plain_messages([*system, *broken]))
     assert [where for where, _ in sources] == ["messages[5].content[0].source"]
+
+
+def test_so_is_one_of_responses_and_of_ollama() -> None:
+    """Without the messages that the server puts before them."""
+    part = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    item = {"type": "message", "role": "user", "content": [part]}
+    given = [{"role": "system", "content": "a"}, *items_as_messages([item, item], 1)]
+    told = {"role": "user", "content": "a", "images": ["AAAA", "AAAA"]}
+    given += [_message(told, "messages[0]", sees=True), _message(told, "", sees=True)]
+    _, sources = marked(plain_messages(given))
+    assert [where for where, _ in sources] == [
+        "earlier[0].content[0].image_url", "input[0].content[0].image_url",
+        "messages[0].images[0]", "messages[0].images[1]", "images[0]", "images[1]",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

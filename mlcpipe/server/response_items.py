@@ -44,8 +44,8 @@ def messages_of(given: str | list[dict[str, Any]], earlier: int = 0) -> list[dic
     out: list[dict[str, Any]] = []
     reasoning = notes = ""
     if sum(item.get("type") == "compaction" for item in given) > MAX_COMPACTIONS:
-        message = f"input: expected at most {MAX_COMPACTIONS} compactions; send the last one and what follows it"
-        raise ApiError(400, message, param="input")
+        words = f"input: expected at most {MAX_COMPACTIONS} compactions; send the last one and what follows it"
+        raise ApiError(400, words, param="input")
     for index, item in enumerate(given):
         kind = item.get("type", "message" if "role" in item else None)
         where = f"input[{index - earlier}]" if index >= earlier else f"earlier[{index}]"

@@ -40,6 +40,8 @@ class StoredConversation:
 class ConversationStore(OwnedStore[StoredConversation]):
     """Conversations by owner and id, see `OwnedStore`."""
 
+    kind, lost = "conversation", "it was deleted, or left for newer ones"
+
     def __init__(self, most: int = MAX_CONVERSATIONS, most_bytes: int = MAX_BYTES) -> None:
         super().__init__(most, most_bytes)
 
@@ -53,19 +55,6 @@ class ConversationStore(OwnedStore[StoredConversation]):
         made = StoredConversation(name, int(time.time()), metadata, tuple(items), nbytes, metadata_bytes)
         self._put(owner, made)
         return made
-
-    def get(self, owner: str, name: str, param: str | None = None) -> StoredConversation:
-        """Raises ApiError for one that is not kept."""
-        found = self.found(owner, name)
-        if found is None:
-            message = f"there is no conversation {name[:100]!r}: it was deleted, or left for newer ones"
-            raise ApiError(404, message, code="conversation_not_found", param=param)
-        return found
-
-    def delete(self, owner: str, name: str) -> None:
-        """Forget a conversation. Raises ApiError for one that is not kept."""
-        self.get(owner, name)
-        self._drop((owner, name))
 
     def describe(self, owner: str, name: str, metadata: dict[str, Any], metadata_bytes: int) -> StoredConversation:
         """With other metadata. Raises ApiError."""

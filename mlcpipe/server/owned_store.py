@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from mlcpipe.server.errors import ApiError
 
 _MEMORY = 4  # times its JSON that a text takes, about
 _ITEM_BYTES, _VALUE_BYTES = 512, 100  # of memory, about, that an item takes with its id, and a value
@@ -28,7 +30,11 @@ class OwnedStore(Generic[_T]):
     """Things by owner and id. All methods run in the event loop.
 
     Where room lacks, the owner who has most loses what was used longest ago, so that none can flush the others'.
+    `kind` names a value in errors, `lost` says why it may be gone.
     """
+
+    kind: ClassVar[str]
+    lost: ClassVar[str]
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self.most_bytes = most, most_bytes
@@ -56,6 +62,19 @@ class OwnedStore(Generic[_T]):
         if value is not None:
             self._kept.move_to_end((owner, name))
         return value
+
+    def get(self, owner: str, name: str, param: str | None = None) -> _T:
+        """Raises ApiError for one that is not kept."""
+        found = self.found(owner, name)
+        if found is None:
+            message = f"there is no {self.kind} {name[:100]!r}: {self.lost}"
+            raise ApiError(404, message, code=f"{self.kind}_not_found", param=param)
+        return found
+
+    def delete(self, owner: str, name: str) -> None:
+        """Forget a value. Raises ApiError for one that is not kept."""
+        self.get(owner, name)
+        self._drop((owner, name))
 
     def _drop(self, place: tuple[str, str]) -> _T:
         value = self._kept.pop(place)

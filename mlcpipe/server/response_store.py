@@ -27,6 +27,8 @@ class Stored:
 class ResponseStore(OwnedStore[Stored]):
     """Responses by owner and id, see `OwnedStore`."""
 
+    kind, lost = "response", "it was not stored, was deleted, or left for newer ones"
+
     def __init__(self, most: int = MAX_RESPONSES, most_bytes: int = MAX_BYTES) -> None:
         super().__init__(most, most_bytes)
         self._places: dict[tuple[str, str], str] = {}  # of each owner's items, by id, the response that has it
@@ -39,19 +41,6 @@ class ResponseStore(OwnedStore[Stored]):
         stored = Stored(response, items, response["previous_response_id"], json_bytes, nbytes)
         if self.put(owner, response["id"], stored) and (owner, response["id"]) in self._kept:
             self._places |= dict.fromkeys(((owner, one) for one in _ids(stored)), response["id"])
-
-    def get(self, owner: str, name: str, param: str | None = None) -> Stored:
-        """Raises ApiError for one that is not kept."""
-        found = self.found(owner, name)
-        if found is None:
-            message = f"there is no response {name[:100]!r}: it was not stored, was deleted, or left for newer ones"
-            raise ApiError(404, message, code="response_not_found", param=param)
-        return found
-
-    def delete(self, owner: str, name: str) -> None:
-        """Forget a response. Raises ApiError for one that is not kept."""
-        self.get(owner, name)
-        self._drop((owner, name))
 
     def _drop(self, place: tuple[str, str]) -> Stored:
         dropped = super()._drop(place)

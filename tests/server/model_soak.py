@@ -172,7 +172,7 @@ class _Watched:
         self.removed = self.planned = 0
 
     def kills(self) -> int:
-        """End what is being prepared, most times; make the next load prepare again where the model is not loading."""
+        """End what is being prepared, one time in 25; make the next load prepare again where the model is not loading."""
         killed = 0
         for one in preparing(self._server.pid):
             if self._draw.random() < 0.04:
@@ -200,6 +200,7 @@ def _run(requests: int, seed: int) -> None:
     from mlcpipe.cli.serve_many import models_of
     from mlcpipe.cli.serve_options import ServeOptions
     from mlcpipe.server.load_report import LoadReport
+    from mlcpipe.server.model_pool import RETRY_S
     from tests.conftest import QUICK, TinyLlama, write_llama
     from tests.server.conftest import running_server
 
@@ -227,10 +228,10 @@ def _run(requests: int, seed: int) -> None:
             began = time.monotonic()
             ended = asyncio.run(soak(server.url, expected, requests, seed=seed, kills=watched.kills, each=watched.look))
             took_s = time.monotonic() - began
-            time.sleep(12)  # after a failed load the next attempt waits
+            time.sleep(RETRY_S + 2)  # a model that failed to load is refused so long
             assert alone(server.url) == expected
             assert server.end() == 0
-        quarter = len(watched.resident) // 4
+        quarter = max(1, len(watched.resident) // 4)
         first, last = max(watched.resident[:quarter]), max(watched.resident[-quarter:])
         assert last <= first + (32 << 20), (first, last)
         sys.stdout.write(f"{requests} requests in {took_s:.0f} s: {dict(ended)}\n")

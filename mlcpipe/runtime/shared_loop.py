@@ -20,7 +20,10 @@ class SharedLoop:
 
     def __init__(self, loop: AnswerLoop) -> None:
         self._loop = loop
-        self._turns, self._in_turn = threading.Condition(), 0  # whose turn it is, the thread's number
+        # Entering and leaving these is one call of C. A Condition's is several of Python: an interrupt between them, as
+        # Ctrl-C may come at any, left its lock taken, and other threads waited without end.
+        self._guard = threading.RLock()
+        self._in_turn, self._gate = 0, threading.Lock()  # whose turn it is, the thread's number, and what ends with it
         self._unread: deque[int] = deque()  # streams that nobody reads any more
 
     @property
@@ -66,17 +69,24 @@ class SharedLoop:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Inside, no other thread uses the model. A thread whose turn an exception left open may enter again."""
-        me = threading.get_ident()
+        me, gate = threading.get_ident(), threading.Lock()
+        gate.acquire()
         try:
-            with self._turns:
-                while self._in_turn not in (0, me):
-                    self._turns.wait()
-                self._in_turn = me
+            while not self._enter(me, gate):
+                with self._gate:
+                    pass
             while self._unread:
                 self._loop.cancel(self._unread.popleft())
             yield
         finally:
-            if self._in_turn == me:
-                with self._turns:
+            with self._guard:
+                if self._in_turn == me:
                     self._in_turn = 0
-                    self._turns.notify_all()
+                    self._gate.release()
+
+    def _enter(self, me: int, gate: threading.Lock) -> bool:
+        """Whether it is the turn of this thread now, which others see end by `gate`."""
+        with self._guard:
+            if not self._in_turn:
+                self._gate, self._in_turn = gate, me
+            return self._in_turn == me

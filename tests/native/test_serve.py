@@ -215,8 +215,8 @@ def test_python_s_server_gives_the_same_for_paths(path: str, server: Running, py
     assert ours.status_code == theirs.status_code
     found, expected = ours.json(), theirs.json()
     for one in (expected, *expected.get("data", ())):
-        for name in ("state", "status"):  # of a pool, and what its clients ask for
-            one.pop(name, None)
+        if "id" in one:
+            del one["state"], one["status"]  # of a pool, and what its clients ask for
         for name in ("tool_format", "bytes", "digest"):
             one.get("meta", {}).pop(name, None)
     assert shape(found) == shape(expected)

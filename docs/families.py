@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mlcpipe.checkpoint.text_tower import TOWERS
+from mlcpipe.checkpoint.text_tower import TOWERS, text_family
 from mlcpipe.encoders import encoder_of, encoder_types
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import diffusion_types, gguf_families, model_types
@@ -47,6 +47,7 @@ _POPULAR = (
     ("Granite 4 H-Micro, H-Tiny, H-Small", "granitemoehybrid"),
     ("Granite 3, Granite 4 dense", "granite"),
     ("SmolVLM2", "smolvlm"),
+    ("GLM-OCR", "glm_ocr"),
     ("Phi-3.5-mini, Phi-4, Phi-4-mini", "phi3"),
     ("Mistral 7B, Nemo", "mistral"),
     ("Gemma 2", "gemma2"),
@@ -114,11 +115,11 @@ def page() -> str:
 
 
 def _whole(model_type: str) -> tuple[str, str, str]:
-    return f"`{model_type}`", f"`{TOWERS[model_type]}`", "yes" if has_tower({"model_type": model_type}) else ""
+    return f"`{model_type}`", f"`{text_family(model_type)}`", "yes" if has_tower({"model_type": model_type}) else ""
 
 
 def _popular(models: str, model_type: str) -> tuple[str, str, str, str]:
-    tower = TOWERS.get(model_type)
+    tower = text_family(model_type) if model_type in TOWERS else None
     encoder = encoder_of({"model_type": model_type}) is not None or hears({"model_type": model_type})
     known = (encoder or (tower or model_type) in model_types()) and models not in _REFUSED
     gguf = (tower or model_type) in gguf_families()

@@ -22,6 +22,7 @@ NESTED, PICTURES = "text_config", "vision_config"
 # What config.json calls the text model -> the family with the same layers.
 _FAMILIES: Mapping[str, str] = {
     "gemma4_unified_text": "gemma4_text",
+    "glm_ocr_text": "glm4",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_moe_text": "qwen3_moe",
@@ -34,6 +35,7 @@ TOWERS: Mapping[str, str] = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "glm_ocr": "glm_ocr_text",
     "idefics3": "llama",
     "internvl": "qwen2",
     "lfm2_vl": "lfm2",
@@ -52,7 +54,7 @@ TOWERS: Mapping[str, str] = {
     "smolvlm": "llama",
 }
 # Defaults of transformers' classes, which nested configurations leave out.
-_SIZES: Mapping[str, Mapping[str, int]] = {
+_SIZES: Mapping[str, Mapping[str, int | float]] = {
     "gemma3_text": {
         "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8,
@@ -68,6 +70,11 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
         "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
         "num_attention_heads": 8, "max_position_embeddings": 262144, "sliding_window": 1024,
         "hidden_size_per_layer_input": 0,
+    },
+    "glm_ocr_text": {
+        "vocab_size": 59392, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0,
+        "attention_bias": False,
     },
     "llama": {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -86,6 +93,7 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
         "num_attention_heads": 32,
     },
 }  # fmt: skip
+_DERIVED_HEADS = ("glm_ocr_text",)  # of the hidden size by the number of heads, where the family has a fixed size
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.")
 _HEAD = "lm_head."
 _TOWERS = (
@@ -134,6 +142,11 @@ def _pictures(whole: Checkpoint) -> PictureTower | None:
     return PictureTower(whole.config, read_config(whole.path / PREPROCESSOR_CONFIG), MappingProxyType(tensors))
 
 
+def text_family(model_type: str) -> str:
+    """The family of the text in one of TOWERS, if its `text_config` does not say it."""
+    return _FAMILIES.get(TOWERS[model_type], TOWERS[model_type])
+
+
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the text model; the same object where it is not inside one of TOWERS."""
     whole, nested = str(config.get("model_type")), config.get(NESTED)
@@ -150,6 +163,9 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     outer = {name: config[name] for name in _OF_THE_WHOLE if name in config}
     sizes = _SIZES.get(str(own)) or _SIZES.get(str(family), {})
     found = {**sizes, **outer, **nested, "model_type": family}
+    hidden, heads = found.get("hidden_size"), found.get("num_attention_heads")
+    if own in _DERIVED_HEADS and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        found.setdefault("head_dim", hidden // heads)
     found.pop("architectures", None)  # of the text model's class, which may be a base class
     found |= {_TIED: config[_TIED]} if _TIED in config else {}
     for name in ("rope_scaling", "rope_parameters"):

@@ -26,8 +26,8 @@ class EncoderSpec:
     `gated`: act(gate) * up, else act; `up_first`: the checkpoint's one matrix of both has the rows of up first. Without
     `up_bias` only the last matrix of the MLP has a bias, if `mlp_bias`. Tensors of several names are joined along their
     rows. Without `quantize` matrices stay in the model's dtype. `rms`: of the norms. `out_bias`: of
-    attention's output, also without `attention_bias`. `layer_scale`: vectors that multiply
-    what attention and the MLP add, in layers with norms before.
+    attention's output, also without `attention_bias`. `head_norms`: RMS norms of each head of q and of k, before RoPE.
+    `layer_scale`: vectors that multiply what attention and the MLP add, in layers with norms before.
     """
 
     hidden_size: int
@@ -43,6 +43,7 @@ class EncoderSpec:
     up_first: bool = False
     norm_bias: bool = True
     rms: bool = False
+    head_norms: tuple[str, ...] = ()
     layer_scale: tuple[str, ...] = ()
     quantize: bool = True
     qkv: tuple[str, ...] = ()
@@ -73,6 +74,10 @@ class EncoderLayer(AttendingLayer):
         self.up = named(Linear(hidden, width, spec.mlp_bias and spec.up_bias, order=order, **kept), *spec.up)
         self.down = named(Linear(spec.intermediate_size, hidden, spec.mlp_bias, **kept), *spec.down)
         self.attention_norm, self.mlp_norm = (named(_norm(spec), name) for name in spec.norms)
+        self.q_norm, self.k_norm = (
+            named(RMSNorm(hidden // spec.num_heads, spec.eps), name) if name else None
+            for name in spec.head_norms or ("", "")
+        )
         self.attention_scale, self.mlp_scale = (_Scale(hidden, name) for name in spec.layer_scale or ("", ""))
 
     def forward(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
@@ -89,6 +94,8 @@ class EncoderLayer(AttendingLayer):
             joined = op.reshape(qkv, (m, 3 * heads, dim))
         else:
             parts = [op.reshape(part, (m, heads, dim)) for part in op.split(qkv, 3, axis=1)]
+            norms = (self.q_norm, self.k_norm, None)
+            parts = [part if norm is None else norm(part) for norm, part in zip(norms, parts)]
             func = definitions.apply_rope(heads, heads, dim, dim, x.dtype, x.dtype)
             out = Tensor.placeholder((m, 3 * heads, dim), x.dtype)
             joined = op.tensor_ir_op(func, "rope", [*parts, *rotation], out)

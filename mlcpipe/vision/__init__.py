@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 # The `model_type` of the whole -> the file of its tower. Of other models that see the text is read alone.
 _TOWERS: Mapping[str, str] = {
-    "gemma3": "gemma3", "gemma4": "gemma4", "idefics3": "idefics3", "internvl": "internvl", "lfm2_vl": "lfm2_vl",
-    "mistral3": "pixtral", "qwen2_5_vl": "qwen2_5_vl", "qwen2_vl": "qwen2_vl", "smolvlm": "idefics3",
+    "gemma3": "gemma3", "gemma4": "gemma4", "glm_ocr": "glm_ocr", "idefics3": "idefics3", "internvl": "internvl",
+    "lfm2_vl": "lfm2_vl", "mistral3": "pixtral", "qwen2_5_vl": "qwen2_5_vl", "qwen2_vl": "qwen2_vl",
+    "smolvlm": "idefics3",
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), "qwen3_vl"),
 }  # fmt: skip
 # Beginnings of the names of a tower's tensors, after `model.` -> those of its modules, the first that fits; the others
@@ -36,6 +37,10 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "vision_tower.std_": "tower.projector.std_",
         "vision_tower.": "tower.model.",
         "embed_vision.": "tower.projector.",
+    },
+    "glm_ocr": {
+        **{f"visual.{part}.": f"tower.projector.{part}." for part in ("post_layernorm", "downsample", "merger")},
+        "visual.": "tower.model.",
     },
     "idefics3": {"vision_model.": "tower.model.", "connector.": "tower.projector."},
     "internvl": {"vision_tower.embeddings.mask_token": "", **_PLAIN},

@@ -172,10 +172,14 @@ class Mergers(nn.Module):
         return [self.merger(last, t), *(merger(x, t) for merger, x in zip(self.deepstack_merger_list, deep))]
 
 
-def patch_info(vision: Fields, preprocessor: Mapping[str, Any], token: int, width: int, *, patch: int) -> VisionInfo:
+def patch_info(
+    vision: Fields, preprocessor: Mapping[str, Any], token: int, width: int, *, patch: int,
+    processor: str = "qwen2_vl", pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280), all_frames: bool = False,
+) -> VisionInfo:  # fmt: skip
     """What the manifest says of a tower with rows of `width` numbers, whose pages are not known yet.
 
-    `patch` is the tower's default, in pixels of a side. Raises ConfigError for fields that are not honoured, and for a
+    `patch` is the tower's default, in pixels of a side, and `pixels` are the processor's bounds; `all_frames`: which
+    count those of all frames of a patch. Raises ConfigError for fields that are not honoured, and for a
     processor that makes other patches than the tower reads.
     """
     fields = Fields(preprocessor, _WHERE)
@@ -192,19 +196,20 @@ def patch_info(vision: Fields, preprocessor: Mapping[str, Any], token: int, widt
         sizes.append(found)
     size, merge, frames = sizes
     side = size * merge
-    shortest, longest = _pixels(fields, (56 * 56, 28 * 28 * 1280))
-    longest = min(longest, MOST_ROWS * side * side)
+    shortest, longest = _pixels(fields, pixels)
+    counted = frames if all_frames else 1
+    longest = min(longest, counted * MOST_ROWS * side * side)
     if shortest > longest:
         raise ConfigError("pixels of a picture", where=_WHERE, expected=f"at most {longest}", found=shortest)
     settings = {"patch": size, "merge": merge, "frames": frames, "shortest": shortest, "longest": longest}
     settings["resample"] = fields.integer("resample", 3, low=0, high=5)
     return VisionInfo(
-        processor="qwen2_vl",
+        processor=processor,
         settings=settings,
         mean=_channels(fields, "image_mean", _CLIP_MEAN),
         std=_channels(fields, "image_std", _CLIP_STD),
         token=token,
-        rows=most_rows(side, shortest, longest),
+        rows=most_rows(side, shortest / counted, longest / counted),
         merged=merge * merge,
         numbers=3 * frames * size * size,
         places=4,

@@ -251,7 +251,37 @@ LFM2_VL = SeeingFamily(
     _lfm2_vl,
 )  # fmt: skip
 
+
+def _glm_ocr(checkpoint: Path, text: str, images: list[Any]) -> Mapping[str, Any]:
+    """What Glm46VProcessor does, which asks for torchvision: its text, and the patches of its processor with Pillow."""
+    from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
+
+    found = Glm46VImageProcessorPil(**GLM_OCR.preprocessor)(
+        [Image.fromarray(one) for one in images], return_tensors="pt"
+    )
+    parts = ["<|image|>" * (int(grid.prod()) // 4) for grid in found["image_grid_thw"]]
+    inputs = dict(tokenizer_of(checkpoint)(_filled(text, "<|image|>", parts), return_tensors="pt"))
+    return inputs | dict(found) | {"mm_token_type_ids": (inputs["input_ids"] == 257).int()}
+
+
+# As published, where a layer after the last one drafts tokens; transformers does not make it.
+GLM_OCR = SeeingFamily(
+    {
+        "model_type": "glm_ocr", "image_token_id": 257, "image_start_token_id": 258, "image_end_token_id": 259,
+        "video_token_id": 300, "video_start_token_id": 301, "video_end_token_id": 302,
+        "text_config": {**TEXT, "num_nextn_predict_layers": 1,
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        "vision_config": {"hidden_size": 48, "intermediate_size": 68, "depth": 2, "num_heads": 2, "patch_size": 4,
+                          "out_hidden_size": 64},
+    },
+    {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 512, "longest_edge": 8192},
+     **COLORS},
+    ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    "<|begin_of_image|><|image|><|end_of_image|>",
+    _glm_ocr,
+)  # fmt: skip
+
 FAMILIES = {
     "gemma3": GEMMA3, "mistral3": MISTRAL3, "internvl": INTERNVL, "gemma4": GEMMA4, "gemma4-windows": GEMMA4_WINDOWS,
-    "lfm2_vl": LFM2_VL,
+    "lfm2_vl": LFM2_VL, "glm_ocr": GLM_OCR,
 }  # fmt: skip

@@ -161,6 +161,11 @@ def test_sizes_that_the_file_leaves_out_are_those_of_transformers() -> None:
             "model_type": text,
             **{name: getattr(defaults, name) for name in found if name != "model_type"},
         }
+    found = text_config({"model_type": "glm_ocr", "text_config": {}, "vision_config": {}})
+    defaults = transformers.AutoConfig.for_model("glm_ocr_text")
+    of_class = {"model_type": "glm4", "partial_rotary_factor": 1.0, "attention_bias": False, "head_dim": 64}
+    assert defaults.hidden_size // defaults.num_attention_heads == 64
+    assert found == of_class | {name: getattr(defaults, name) for name in found if name not in of_class}
 
 
 def test_a_text_config_that_is_no_object_is_refused() -> None:

@@ -179,9 +179,8 @@ def _family_of(file: _File, text: GgufCheckpoint) -> tuple[Mmproj, str]:
         expected = "clip, which files have that read pictures"
         raise file.metadata.error("general.architecture", expected, shown(architecture))
     projector = file.text("projector_type")
-    known = {
-        one.projector: one for one in (importlib.import_module(f"mlcpipe.vision.{name}").MMPROJ for name in towers())
-    }
+    modules = [importlib.import_module(f"mlcpipe.vision.{name}") for name in towers()]
+    known = {one.MMPROJ.projector: one.MMPROJ for one in modules if hasattr(one, "MMPROJ")}
     family = known.get(projector)
     if family is None:
         raise file.error("projector_type", ", ".join(sorted(known)), shown(projector))

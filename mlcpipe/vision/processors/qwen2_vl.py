@@ -23,11 +23,19 @@ MOST_RATIO = 200  # of the sides
 
 def prepare(image: Image.Image, info: VisionInfo) -> Picture:
     """The one tile of an RGB image. Raises UsageError for sides that differ more than 200 times."""
+    return picture_of(image, info, image.height, image.width)
+
+
+def picture_of(image: Image.Image, info: VisionInfo, height: int, width: int, frames: int = 1) -> Picture:
+    """The one tile of an RGB image, of the size for one of this height and width, whose bounds are of `frames` of it.
+
+    Raises UsageError as `prepare`.
+    """
     from PIL import Image as images
 
     of = info.settings
     side = of["patch"] * of["merge"]
-    height, width = smart_resize(image.height, image.width, side, of["shortest"], of["longest"])
+    height, width = smart_resize(height, width, side, of["shortest"] / frames, of["longest"] / frames)
     resized = image.resize((width, height), images.Resampling(of["resample"]))
     rows, columns = height // side, width // side
     row, column = (at.reshape(-1) for at in np.indices((rows, columns), np.int32))
@@ -57,7 +65,7 @@ def patches(tile: NDArray[np.uint8], info: VisionInfo) -> tuple[Floats, Ints]:
     return made, np.ascontiguousarray(place.reshape(count, info.merged * info.places))
 
 
-def smart_resize(height: int, width: int, side: int, shortest: int, longest: int) -> tuple[int, int]:
+def smart_resize(height: int, width: int, side: int, shortest: float, longest: float) -> tuple[int, int]:
     """(height, width) in multiples of `side`, with `shortest` to `longest` pixels if that is possible.
 
     Raises UsageError for sides that differ more than MOST_RATIO times.
@@ -77,7 +85,7 @@ def smart_resize(height: int, width: int, side: int, shortest: int, longest: int
     return rows * side, columns * side
 
 
-def most_rows(side: int, shortest: int, longest: int) -> int:
+def most_rows(side: int, shortest: float, longest: float) -> int:
     """An upper bound of the rows of a picture, for any sides that `smart_resize` takes.
 
     One that shrinks has `longest` pixels, or one row of blocks; one that grows has sides that add up to at most

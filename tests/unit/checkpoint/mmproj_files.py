@@ -164,6 +164,7 @@ _ADD: Mapping[str, Callable[..., None]] = {
     "gemma4": _add_gemma4, "lfm2_vl": _add_lfm2, **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _add_qwen2),
     **dict.fromkeys(("qwen3_vl", "qwen3_5"), _add_qwen3),
 }  # fmt: skip
+STORED = tuple(_ADD)  # the models whose towers are stored in GGUF
 
 
 def _plain(arrays: Any, config: Any) -> Arrays:

@@ -24,8 +24,9 @@ from mlcpipe.nn import mrope
 from mlcpipe.runtime.serving.picture_positions import moved_by
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from mlcpipe.vision import build_tower
-from mlcpipe.vision.processors import qwen2_5_vl, qwen2_vl
+from mlcpipe.vision.processors import glm_ocr, qwen2_5_vl, qwen2_vl
 from mlcpipe.vision.processors.picture import Picture
+from tests.models.sight_families import GLM_OCR
 
 SIZES = [(1, 1), (1, 200), (200, 1), (37, 53), (8, 8), (20, 12), (28, 20), (64, 64), (97, 31), (3, 300), (250, 249)]
 RANDOM = [(int(h), int(w)) for h, w in np.random.default_rng(0).integers(1, 200, (200, 2))]
@@ -67,6 +68,39 @@ def test_patches_are_those_of_transformers(options: dict[str, Any]) -> None:
         position = get_vision_position_ids(torch.from_numpy(grid)[None], info.settings["merge"]).numpy()
         np.testing.assert_array_equal(of_patches[:, :2], position)
         assert (of_patches[:, 2:] == grid[1:]).all()
+
+
+def test_patches_of_glm_ocr_are_those_of_transformers() -> None:
+    """Whose bounds count all frames, an odd number of pixels too, and whose sides grow to a square first."""
+    from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
+
+    sizes: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+    for bounds in ((512, 8192), (513, 1001), (1, 300)):
+        config = {**sizes, "size": dict(zip(("shortest_edge", "longest_edge"), bounds)), "image_mean": [0.5, 0.4, 0.6]}
+        processor = Glm46VImageProcessorPil(**config)
+        info = build_tower(GLM_OCR.config, config).info
+        for size in (*SIZES[:9], *RANDOM[:40], (1, 190), (7, 900)):
+            image = Image.fromarray(np.random.default_rng(size[0]).integers(0, 256, (*size, 3), np.uint8))
+            made = glm_ocr.prepare(image, info)
+            found = glm_ocr.patches(made.tiles[0], info)[0]
+            assert made.layout == (len(found),) and len(found) <= info.rows, size
+            expected = processor([image], return_tensors="np")["pixel_values"]
+            np.testing.assert_array_equal(found.reshape(-1, info.numbers), expected, err_msg=str(size))
+    with pytest.raises(UsageError, match="sides that differ at most 200 times"):
+        glm_ocr.prepare(Image.new("RGB", (8, 1700)), info)
+
+
+def test_fields_of_glm_ocr_that_are_not_honoured_are_refused() -> None:
+    vision = GLM_OCR.config["vision_config"]
+    for preprocessor, fields, words in (
+        ({"do_rescale": False}, {}, "do_rescale"), ({"temporal_patch_size": 3}, {}, "temporal_patch_size"),
+        ({"size": {"shortest_edge": 9000, "longest_edge": 8192}}, {}, "pixels of a picture"),
+        ({}, {"out_hidden_size": 63}, "out_hidden_size"), ({}, {"attention_dropout": 0.1}, "attention_dropout"),
+        ({}, {"num_heads": 5}, "num_heads"), ({}, {"in_channels": 1}, "in_channels"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            whole = {**GLM_OCR.config, "vision_config": {**vision, **fields}}
+            build_tower(whole, {**GLM_OCR.preprocessor, **preprocessor})
 
 
 class _Model(SimpleNamespace):

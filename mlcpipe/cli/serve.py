@@ -47,8 +47,9 @@ def serve_command(options: ServeOptions) -> None:
     options.check()
     from mlcpipe.bundle.stages import check_one_device
     from mlcpipe.server.app import create_app
-    from mlcpipe.server.guard import Rules, is_loopback, namespace_of
-    from mlcpipe.server.run import bound_socket, check_tls, serve
+    from mlcpipe.server.guard import Rules, namespace_of
+    from mlcpipe.server.listening import listening
+    from mlcpipe.server.run import check_tls, serve
 
     texts = [_system_message(path) for path in options.warm or ()]
     if options.ray is not None:
@@ -61,9 +62,11 @@ def serve_command(options: ServeOptions) -> None:
         _make_folder(options.prefixes)
     if options.tls is not None:
         check_tls(options.tls)
-    bound, host, console = bound_socket(options.host, options.port), options.host, stderr_console()
-    with bound:
-        loopback = is_loopback(bound.getsockname()[0])
+    console = stderr_console()
+    with listening(options.hosts, options.port) as listeners:
+        bound, first = [one.socket for one in listeners], listeners[0]
+        loopback = all(one.local for one in listeners)
+        host = next((one.host for one in listeners if not one.local), first.host)
         if loopback and options.no_key:
             raise UsageError("--no-key has no effect", expected="--host of a network", found=host)
         if not loopback and not options.keys and not options.no_key:
@@ -72,9 +75,10 @@ def serve_command(options: ServeOptions) -> None:
                 found="no key", next_step="--no-key lets everybody in",
             )  # fmt: skip
         scheme = "http" if options.tls is None else "https"
-        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
+        address, curl = " and ".join(one.url(scheme) for one in listeners), first.curl(scheme)
         rules = Rules(
-            options.keys, host, loopback, options.max_per_key, shares_prompts=options.share_prompts,
+            options.keys, first.host, loopback, [one.host for one in listeners[1:]],
+            [one.address for one in listeners if one.local], options.max_per_key, shares_prompts=options.share_prompts,
             adapter_folders=options.adapter_folder, origins=options.allow_origin or (), hosts=options.allow_host or (),
             tls=options.tls, logs_access=options.access_log is AccessLog.json,
         )  # fmt: skip
@@ -91,11 +95,11 @@ def serve_command(options: ServeOptions) -> None:
             several = models_of(options, texts, namespaces)
             title = several.sources[0].names[0] + (f" and {more} more" if (more := len(several.sources) - 1) else "")
 
-            def listening(loaded: Any) -> None:
+            def says_ready(loaded: Any) -> None:
                 say(console, f"{title} on {address}  (Ctrl-C stops the server)")
-                say(console, f"curl {address}/v1/models{header}")
+                say(console, f"{curl}/v1/models{header}")
 
-            serve(bound, lambda: several, rules, listening, drain_s, partial(create_app, serves="all"))
+            serve(bound, lambda: several, rules, says_ready, drain_s, partial(create_app, serves="all"))
             return
         bundles = _prepared(options)
         manifest = manifest_of(bundles.own, **options.for_answers())
@@ -130,19 +134,19 @@ def serve_command(options: ServeOptions) -> None:
             say(console, f"the KV cache holds {fit} x {loaded.engine.context_length:,} tokens")
             say(console, on_address)
             body = '{"messages": [{"role": "user", "content": "Hello"}]}'
-            say(console, f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'")
+            say(console, f"{curl}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'")
 
         if kind == "speech":
             if options.ray is not None or options.context is not None:
                 name = "--context" if options.ray is None else "--ray"
                 raise UsageError(f"{name} has no effect", where=bundles.own, found="a model that hears")
-            hears = partial(say_hears, address=address, key=header)
+            hears = partial(say_hears, address=address, curl=curl, key=header)
             serve(bound, load_transcriber, rules, hears, drain_s, partial(create_app, serves="speech"))
         elif options.ray is not None:
             loads = load_embedder if embeds else load_text
             serve_replicas(bound, loads, rules, options.ray, drain_s, on_address, embeds=embeds)
         elif embeds:
-            says = partial(say_ready, address=address, key=header)
+            says = partial(say_ready, address=address, curl=curl, key=header)
             serve(bound, load_embedder, rules, says, drain_s, partial(create_app, serves="embeddings"))
         else:
             serve(bound, load_text, rules, ready, drain_s)

@@ -68,17 +68,17 @@ def loaded_transcriber(transcriber: Transcriber, names: tuple[str, ...], max_que
     return LoadedTranscriber(SpeechEngine(transcriber), Facts(names, about), max_queue)
 
 
-def say_hears(loaded: LoadedTranscriber, address: str, key: str) -> None:
+def say_hears(loaded: LoadedTranscriber, address: str, curl: str, key: str) -> None:
     """As `say_ready`, for a model that hears."""
     console = stderr_console()
     say(console, f"{loaded.facts.names[0]} on {address}  (Ctrl-C stops the server)")
-    say(console, f"curl {address}/v1/audio/transcriptions{key} -F file=@talk.mp3")
+    say(console, f"{curl}/v1/audio/transcriptions{key} -F file=@talk.mp3")
 
 
-def say_ready(loaded: LoadedEmbedder, address: str, key: str) -> None:
-    """Print the address and a first request; `key` is the header with the API key."""
+def say_ready(loaded: LoadedEmbedder, address: str, curl: str, key: str) -> None:
+    """Print the address and a first request, which begins with `curl`; `key` is the header with the API key."""
     console, reranks = stderr_console(), loaded.engine.embedder.info.task == "rerank"
     say(console, f"{loaded.facts.names[0]} on {address}  (Ctrl-C stops the server)")
     path, body = ("rerank", '{"query": "Who sat?", "documents": ["A cat"]}') if reranks else (
         "embeddings", '{"input": "A cat sat"}')  # fmt: skip
-    say(console, f"curl {address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'")
+    say(console, f"{curl}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'")

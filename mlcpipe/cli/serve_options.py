@@ -86,7 +86,13 @@ class ServeOptions:
             min=1,
         ),
     ] = None
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network.")] = "127.0.0.1"
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where to listen: 0.0.0.0 is every network, a path that ends in .sock a Unix socket; several are "
+            "allowed. (default: 127.0.0.1)"
+        ),
+    ] = None
     port: Annotated[int, typer.Option(help="The port; 0 takes any free one.", min=0, max=65535)] = DEFAULT_PORT
     api_key: Annotated[
         list[str] | None,
@@ -234,6 +240,11 @@ class ServeOptions:
     def keys(self) -> list[str]:
         """The keys of clients, also that of the environment."""
         return [key for key in [*(self.api_key or ()), env().api_key or ""] if key]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Where to listen."""
+        return self.host or ["127.0.0.1"]
 
     @property
     def tls(self) -> tuple[Path, Path] | None:

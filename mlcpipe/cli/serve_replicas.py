@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,14 @@ def check_on_host(manifest: Manifest, device: str) -> None:
 
 
 def serve_replicas(
-    bound: socket.socket, load: Callable[[], Any], rules: Rules, count: int, drain_s: float, says: str, *, embeds: bool
+    bound: Sequence[socket.socket],
+    load: Callable[[], Any],
+    rules: Rules,
+    count: int,
+    drain_s: float,
+    says: str,
+    *,
+    embeds: bool,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; `says` is the line to print when all replicas are loaded."""
     from mlcpipe.server.replicas import Replicas, create_front, running_ray

@@ -36,7 +36,9 @@ class Rules:
 
     keys             of the API, empty for public access
     host             that the server listens on, as its user wrote it
+    more_hosts       other ones
     loopback         whether only programs of this machine reach it
+    local            addresses that only programs of this machine reach, where others are reached from a network
     origins          of pages of other sites that may ask, where * stands for any characters
     tls              the certificate and its key in PEM, None for HTTP
     hosts            other names of the server: without a key it answers to no name that is unknown to it
@@ -49,6 +51,8 @@ class Rules:
     keys: Collection[str] = ()
     host: str = "127.0.0.1"
     loopback: bool = True
+    more_hosts: Collection[str] = ()
+    local: Collection[str] = ()
     per_key: int | None = None
     max_body_bytes: int = MAX_BODY_BYTES
     shares_prompts: bool = False
@@ -71,7 +75,12 @@ class Rules:
         """Names of the server; beyond loopback also those of its machine."""
         machine = socket.gethostname().lower()
         own = () if self.loopback else (machine, machine.partition(".")[0] + ".local")
-        return frozenset(("localhost", self.host.lower(), *own, *(name.lower() for name in self.hosts)))
+        given = self.host, *self.more_hosts, *self.hosts
+        return frozenset(("localhost", *own, *(name.lower() for name in given)))
+
+    def is_local(self, address: str) -> bool:
+        """Whether only programs of this machine reach the listener at the local `address` of a connection."""
+        return self.loopback or address in self.local
 
     @cached_property
     def owners(self) -> dict[bytes, str]:
@@ -122,7 +131,8 @@ class Guard:
 
     async def _admit(self, scope: Scope, receive: Any, send: Any) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
-        self._check_host(headers, [value for name, value in scope["headers"] if name.lower() == b"origin"])
+        origins = [value for name, value in scope["headers"] if name.lower() == b"origin"]
+        self._check_host(headers, origins, self._rules.is_local((scope.get("server") or ("",))[0]))
         if scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
@@ -145,17 +155,18 @@ class Guard:
             self._active[key] -= 1
             self._active += Counter()  # drops keys without requests
 
-    def _check_host(self, headers: dict[bytes, bytes], origins: list[bytes]) -> None:
-        """Refuse requests that a page of another site makes a browser send, if no key is required or the server is for
-        this machine only: foreign origins, and names that somebody else may have made to resolve to this address.
+    def _check_host(self, headers: dict[bytes, bytes], origins: list[bytes], local: bool) -> None:
+        """Refuse requests that a page of another site makes a browser send, if no key is required or the listener is
+        for this machine only (`local`): foreign origins, and names that somebody else may have made to resolve to this
+        address.
         """
         rules = self._rules
-        if rules.keys and not rules.loopback:
+        if rules.keys and not local:
             return
         host = headers.get(b"host", b"").decode("latin-1")
         parts = _HOST.fullmatch(host)
         name = (parts[1] or parts[2]).lower() if parts is not None else ""
-        if name not in rules.names and not (is_loopback(name) if rules.loopback else _is_address(name)):
+        if name not in rules.names and not (is_loopback(name) if local else _is_address(name)):
             message = f"this server does not answer to the name {name[:100]!r}; serve --allow-host adds one"
             raise ApiError(421, message, code="wrong_host")
         for origin in (one.decode("latin-1") for one in origins):

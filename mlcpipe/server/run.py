@@ -10,7 +10,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -104,36 +104,15 @@ class Servable(Protocol):
 AnyLoaded = TypeVar("AnyLoaded", bound=Servable)
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free port. Raises UsageError."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((host, port))
-            made.listen()  # of two servers with SO_REUSEADDR, the second is refused here
-        except BaseException:
-            made.close()
-            raise
-    except (OSError, UnicodeError) as error:
-        raise UsageError(
-            f"cannot listen on {host}:{port}",
-            found=getattr(error, "strerror", error),
-            next_step="stop the other program, or choose another --host or --port",
-        ) from None
-    return made
-
-
 def serve(
-    bound: socket.socket,
+    bound: Sequence[socket.socket],
     load: Callable[[], AnyLoaded],
     rules: Rules,
     ready: Callable[[AnyLoaded], None],
     drain_s: float,
     create: Callable[[Rules], tuple[Any, Guard]] = create_app,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, then let requests finish for `drain_s` seconds.
+    """Serve on sockets until SIGTERM or Ctrl-C, then let requests finish for `drain_s` seconds.
 
     `load` runs in a thread while the server reports that it loads; then `ready` is called. Raises what they raise.
     `create` makes the application, whose `state.pool` will have what was loaded, and the guard around it.
@@ -159,7 +138,8 @@ def serve(
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             """More connections than are accepted at once may wait in the system."""
             await super().startup(sockets)
-            bound.listen(_WAITING)
+            for one in bound:
+                one.listen(_WAITING)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             """The engine ends requests that run too long, so that clients are told before they are cut off."""
@@ -196,7 +176,7 @@ def serve(
 
         threading.Thread(target=loading, name="mlcpipe-loading", daemon=True).start()  # __main__ knows the name
         try:
-            await server.serve(sockets=[bound])
+            await server.serve(sockets=[*bound])
         finally:
             if app.state.pool is not None:
                 app.state.pool.close()

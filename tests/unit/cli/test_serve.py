@@ -173,7 +173,8 @@ import http.client, os, signal, sys, time
 import tvm_ffi
 import mlcpipe.__main__, mlcpipe.cli
 from mlcpipe.server.guard import Rules
-from mlcpipe.server.run import bound_socket, serve
+from mlcpipe.server.listening import bound_socket
+from mlcpipe.server.run import serve
 
 bound = bound_socket("127.0.0.1", 0)
 
@@ -191,7 +192,7 @@ def load():
 
 def run():
     try:
-        serve(bound, load, Rules(), print, 0.1)
+        serve([bound], load, Rules(), print, 0.1)
     except KeyboardInterrupt:
         return 130
 

@@ -13,8 +13,9 @@ from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
 from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.guard import Rules
+from mlcpipe.server.listening import bound_socket
 from mlcpipe.server.metrics import Metrics
-from mlcpipe.server.run import Loaded, bound_socket, serve
+from mlcpipe.server.run import Loaded, serve
 from mlcpipe.server.service import Facts
 from tests.unit.server.fake_engine import FakeEngine, answers
 
@@ -236,4 +237,4 @@ def test_an_origin_that_is_no_address_is_refused() -> None:
 def test_a_model_that_cannot_be_served_ends_the_server() -> None:
     loaded = Loaded(FakeEngine(), None, Facts(("demo",)))  # type: ignore[arg-type]
     with bound_socket("127.0.0.1", 0) as bound, pytest.raises(AttributeError):
-        serve(bound, lambda: loaded, Rules(), lambda _: None, 1.0)
+        serve([bound], lambda: loaded, Rules(), lambda _: None, 1.0)

@@ -1,4 +1,4 @@
-"""`chat serve` where the system gives its engine no more memory: answers end, and later ones are whole."""
+"""Engines that the system gives no more memory: answers end, and later ones are whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 httpx2 = pytest.importorskip("httpx2")
 
 from mlcpipe.compiler.link import find_cxx
+from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES
 from tests.conftest import Bundles
+from tests.native.engine import Runtime
 from tests.server.conftest import Running, running_server
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
@@ -68,3 +70,13 @@ def test_allocations_of_the_engine_may_fail(program: Path, demo_bundles: Bundles
                 after = asked(server)
                 assert after.status_code == 200 and after.json()["choices"][0]["text"] == whole
         assert refused > 10
+
+
+def test_allocations_of_one_answer_may_fail(runtime: Runtime, demo_bundles: Bundles, tmp_path: Path) -> None:
+    """An engine for one answer at a time, whose pages are used again: each of its allocations fails once."""
+    program, library = tmp_path / "memory_ends", Path(runtime.library._name)
+    words = ["-x", "c", "-std=gnu11", f"-I{RUNTIME_SOURCES}", SOURCE.with_name("memory_ends.c"), "-o", program]
+    subprocess.run([*find_cxx().command, *words, "-x", "none", library, f"-Wl,-rpath,{library.parent}"], check=True)
+    done = subprocess.run([program, demo_bundles["q4f16_1"], "120"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert int(done.stdout) > 10

@@ -45,16 +45,20 @@ int32_t Keep(const Error& error) {
 template <typename Call>
 int32_t Guarded(Call call) {
   try {
-    call();
-    return MLCPIPE_OK;
-  } catch (const Error& error) {
-    return Keep(error);
-  } catch (const tvm::ffi::Error& error) {
-    return Keep(mlcpipe::FromTvm(error, Code::kInternal, "the runtime failed"));
-  } catch (const std::bad_alloc&) {
+    try {
+      call();
+      return MLCPIPE_OK;
+    } catch (const Error& error) {
+      return Keep(error);
+    } catch (const tvm::ffi::Error& error) {
+      return Keep(mlcpipe::FromTvm(error, Code::kInternal, "the runtime failed"));
+    } catch (const std::bad_alloc&) {
+      return Keep(no_memory);
+    } catch (const std::exception& error) {
+      return Keep(Error(Code::kInternal, "the runtime failed").Found(error.what()));
+    }
+  } catch (const std::bad_alloc&) {  // not even for the words of the error
     return Keep(no_memory);
-  } catch (const std::exception& error) {
-    return Keep(Error(Code::kInternal, "the runtime failed").Found(error.what()));
   }
 }
 

@@ -153,7 +153,8 @@ void Engine::Reset() {
 
 void Engine::Save(const std::string& path, std::string_view chat) {
   const Turn turn(this);
-  model().Save(path, chat);
+  model().Mend();
+  model_->Save(path, chat);
 }
 
 void Engine::Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat) {
@@ -184,7 +185,7 @@ const BundleText& Engine::text() {
 Finish Engine::Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token,
                         Statistics* statistics) {
   const Turn turn(this);
-  model();
+  model().Mend();
   Begin();
   const Request request = make();
   const auto length = static_cast<int64_t>(request.prompt.size());

@@ -83,9 +83,15 @@ Model::Model(const Manifest& manifest, const Device& device, const Library& libr
 }
 
 void Model::Reset() {
+  broken_ = true;
   pool_.emplace(GroupsOf(manifest_.states, plan_.units), plan_.units.slots);
   tree_.emplace(&*pool_, manifest_.model.recompute_above, manifest_.model.rope_above);
   now_ = Begun({});
+  broken_ = false;
+}
+
+void Model::Mend() {
+  if (broken_) Reset();
 }
 
 void Model::CheckFits(int64_t count) const {
@@ -131,7 +137,7 @@ std::pair<int64_t, serving::CacheMiss> Model::Reusable(const std::vector<int32_t
   return {shared, differs ? serving::CacheMiss{"prompt_differs", shared} : serving::CacheMiss{}};
 }
 
-int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
+int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) try {
   const auto count = static_cast<int64_t>(tokens.size());
   CheckFits(count);
   CheckIds(tokens, manifest_.model.vocab_size);
@@ -155,9 +161,12 @@ int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
     ComputePrompt(rows, row, prefill_logits_);
   }
   return Draw(prefill_logits_, drawn);
+} catch (const std::bad_alloc&) {
+  broken_ = true;
+  throw;
 }
 
-int32_t Model::Append(int32_t token, Row* drawn) {
+int32_t Model::Append(int32_t token, Row* drawn) try {
   CheckFits(length() + 1);
   now_->tokens.resize(static_cast<size_t>(length()));
   now_->tokens.push_back(token);
@@ -165,6 +174,9 @@ int32_t Model::Append(int32_t token, Row* drawn) {
     return Prefill(std::vector<int32_t>(now_->tokens), drawn);
   }
   return Decode(token, drawn);
+} catch (const std::bad_alloc&) {
+  broken_ = true;
+  throw;
 }
 
 void Model::Compute(int64_t rows, const std::function<void(const Tensor&)>& launch) {
@@ -326,6 +338,7 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
 }
 
 void Model::Trim() {
+  Mend();
   if (!device_.on_host()) {
     const auto all_free = [](const UnitPool& units) { return units.free() == units.count(); };
     if (std::all_of(pool_->units.begin(), pool_->units.end(), all_free)) states_ = tvm::ffi::Array<Tensor>();

@@ -40,7 +40,8 @@ inline Span SpanOf(const serving::Sequence& sequence, int64_t begin, int64_t row
 // Throws kUsage for no tokens, and for ids outside the vocabulary.
 void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab);
 
-// One conversation, and what the tree has of those before it. An error half way leaves the tokens before.
+// One conversation, and what the tree has of those before it. An error half way leaves the tokens before; std::bad_alloc leaves
+// what only `Mend` makes usable.
 class Model {
  public:
   // Takes the memory that was planned. A forward ends with kCancelled soon after `*cancelled` is not 0.
@@ -71,6 +72,8 @@ class Model {
 
   // Forgets all sequences.
   void Reset();
+  // Forgets them where a call had no memory: its changes were half made. To be called before all but `Reset`.
+  void Mend();
   // Gives back the memory of what no sequence has; of a device's, where none has any.
   void Trim();
   int64_t length() const { return now_->computed; }
@@ -87,6 +90,7 @@ class Model {
   std::optional<serving::PagePool> pool_;
   std::optional<serving::PrefixTree> tree_;
   serving::SequencePointer now_;
+  bool broken_ = false;
   Sampler sampler_;
   StepBuffer step_;
   tvm::runtime::Tensor id_, decode_logits_, prefill_logits_;

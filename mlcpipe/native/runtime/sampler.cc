@@ -24,6 +24,17 @@ void CheckRange(const std::string& name, double value, double low, double high) 
   throw Error(Code::kUsage, name).Expected("a number in [" + Words(low) + ", " + Words(high) + "]").Found(Words(value));
 }
 
+// Undoes what was added of a draft, after an error too: the answer may continue without it.
+struct WithDraft {
+  Counts* counts;
+  const int32_t* draft;
+  size_t added = 0;
+
+  ~WithDraft() {
+    while (added) counts->Undo(draft[--added]);
+  }
+};
+
 }  // namespace
 
 void Sampling::Check(int64_t vocab) const {
@@ -53,16 +64,18 @@ Counts::Counts(int64_t vocab, double presence, double frequency, double repetiti
 }
 
 void Counts::Grow() {
-  room_ = used_ ? 2 * used_ : 256;
+  const int64_t room = used_ ? 2 * used_ : 256;
   const auto bytes = static_cast<size_t>(used_) * sizeof(int32_t);
-  Tensor tokens = Empty({room_}, kInt32), counts = Empty({room_}, kInt32);
+  Tensor tokens = Empty({room}, kInt32), counts = Empty({room}, kInt32);
+  Tensor zeros = Filled(std::vector<int32_t>(static_cast<size_t>(room), 0), kInt32);
   if (used_) {
     std::memcpy(tokens->data, tokens_->data, bytes);
     std::memcpy(counts->data, counts_->data, bytes);
   }
-  tokens_ = tokens;
+  tokens_ = tokens;  // after what may throw
   counts_ = counts;
-  zeros_ = Filled(std::vector<int32_t>(static_cast<size_t>(room_), 0), kInt32);
+  zeros_ = zeros;
+  room_ = room;
 }
 
 void Counts::Add(int32_t token) {
@@ -132,10 +145,9 @@ const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t c
     if (!rows[at].row) continue;
     Row& row = *rows[at].row;
     for (Counts& counts : row.counts_) {
-      const int32_t* const draft = rows[at].draft;
-      for (size_t i = 0; i < rows[at].drafted; ++i) counts.Add(draft[i]);
+      WithDraft with{&counts, rows[at].draft};
+      for (; with.added < rows[at].drafted; ++with.added) counts.Add(with.draft[with.added]);
       counts.Penalize(penalize_, device_, logits, at);
-      for (size_t i = rows[at].drafted; i-- > 0;) counts.Undo(draft[i]);
     }
     if (row.params_.logit_bias.empty()) continue;
     std::fill_n(Data<int32_t>(row.bias_rows_), row.bias_rows_->shape[0], static_cast<int32_t>(at));

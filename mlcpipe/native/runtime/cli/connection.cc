@@ -259,9 +259,10 @@ void Connection::Route(const HttpRequest& request) {
 }
 
 void Connection::Respond(int status, const std::string& json, bool keep_alive, const std::string& headers) {
-  status_ = status;
-  Send(Head(status, "application/json") + "content-length: " + std::to_string(json.size()) + "\r\n" + headers +
-       (keep_alive ? "\r\n" : "connection: close\r\n\r\n") + json);
+  const std::string data = Head(status, "application/json") + "content-length: " + std::to_string(json.size()) + "\r\n" +
+                           headers + (keep_alive ? "\r\n" : "connection: close\r\n\r\n") + json;
+  status_ = status;  // after what may throw
+  Send(data);
 }
 
 void Connection::RespondError(const ApiError& error, bool keep_alive) {

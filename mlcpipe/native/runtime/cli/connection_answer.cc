@@ -117,16 +117,16 @@ void Connection::Stream(const HttpRequest& request, const Body& body, Ticket* ti
 void Connection::SendEvents(const HttpRequest& request, const std::string& events) {
   std::string data;
   if (!status_) {
-    status_ = 200;
     data = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
            "x-accel-buffering: no\r\n";
     data += request.chunked ? "transfer-encoding: chunked\r\n" : "";
     data += request.keep_alive ? "\r\n" : "connection: close\r\n\r\n";
   }
-  if (!request.chunked) return Send(data + events);
-  char size[24];
-  std::snprintf(size, sizeof size, "%zx\r\n", events.size());
-  Send(data + size + events + "\r\n");
+  char size[24] = "";
+  if (request.chunked) std::snprintf(size, sizeof size, "%zx\r\n", events.size());
+  data += size + events + (request.chunked ? "\r\n" : "");
+  status_ = 200;  // after what may throw
+  Send(data);
 }
 
 void Connection::EndStream(const HttpRequest& request, const std::string& events) {

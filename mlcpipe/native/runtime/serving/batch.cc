@@ -116,17 +116,21 @@ size_t Batch::Step() {
   } catch (const Error& error) {
     StartOver(error);
   } catch (const std::exception& error) {
-    StartOver(Error(Code::kInternal, "the runtime failed").Found(error.what()));
+    try {
+      StartOver(Error(Code::kInternal, "the runtime failed").Found(error.what()));
+    } catch (const std::bad_alloc&) {
+      StartOver(no_memory_);
+    }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   return answers_.size() + come_.size();
 }
 
 void Batch::Advance(const serving::Step& step) {
-  bool computed = false;
+  taking_ = false;
   try {
     Compute(step);
-    computed = true;
+    taking_ = true;
     Deliver(scheduler_->Settle(step, drawn_, Now()));
   } catch (const Error& error) {
     Fail(step, error);
@@ -136,7 +140,7 @@ void Batch::Advance(const serving::Step& step) {
     Fail(step, ended ? Error(Code::kCancelled, "the engine was closed")
                      : FromTvm(error, Code::kInternal, "the compiled library failed"));
   } catch (const std::bad_alloc&) {
-    if (computed) throw;
+    if (taking_) throw;
     Fail(step, no_memory_);
   }
 }
@@ -240,6 +244,7 @@ void Batch::Draw(const Tensor& logits) {
                       row.sequence ? row.sequence->draft.begin() : nullptr, row.drafted});
   }
   const int32_t* const tokens = sampler_.Draw(logits, draws_.data(), draws_.size());
+  taking_ = true;
   bool stands = true;  // all drafted tokens before a row were drawn
   for (size_t at = 0; at < rows_.size(); ++at) {
     const Drawing& row = rows_[at];
@@ -248,6 +253,7 @@ void Batch::Draw(const Tensor& logits) {
     stands = !before || (stands && drawn_.back() == row.sequence->draft[before - 1]);
     drawn_.push_back(stands ? Take(row, tokens[at]) : std::max(tokens[at], 0));
   }
+  taking_ = false;
 }
 
 Row* Batch::RowOfAnswer(const Sequence& sequence) {

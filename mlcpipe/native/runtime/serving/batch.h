@@ -78,6 +78,7 @@ class Batch {
   tvm::runtime::Tensor decode_logits_, prefill_logits_;
   // Of a forward, kept for their memory.
   std::vector<int32_t> ids_, wanted_, drawn_;
+  bool taking_ = false;  // the step's results: where that fails, answers are half changed
   std::vector<Span> spans_;
   std::vector<Drawing> rows_;
   std::vector<RowDraw> draws_;

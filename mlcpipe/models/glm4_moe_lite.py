@@ -45,3 +45,8 @@ def sparse_where_listed(
     listed = layer_kinds(fields, count, {"dense": False, "sparse": True}, name="mlp_layer_types")
     kinds = [*(listed or [i >= first for i in range(count)]), True]
     return lambda i: sparse() if kinds[i] else base.mlp()
+
+
+def dense_after(base: BaseConfig, mlp: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
+    """`mlp` for the model's layers, a dense one for the layer that drafts."""
+    return lambda i: mlp(i) if i < base.num_layers else base.mlp()

@@ -1,5 +1,7 @@
 """MiMo V2 Flash (Xiaomi 2025): narrow values; sliding layers with sinks and twice the KV heads; mixtures.
 
+The layer that drafts is dense and slides; its tensors' names and sizes are those of vLLM's `mimo_v2_mtp.py`.
+
 Models: MiMo-V2-Flash.
 """
 
@@ -10,7 +12,7 @@ from typing import Any
 
 from mlcpipe.models.deepseek_v3 import ROUTER
 from mlcpipe.models.glm4_moe import grouped_routing
-from mlcpipe.models.glm4_moe_lite import sparse_where_listed
+from mlcpipe.models.glm4_moe_lite import dense_after, sparse_where_listed
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -24,8 +26,18 @@ DEFAULTS = Defaults(
     positions=131072, num_kv_heads=4, head_dim=192, norm=NormSpec(eps=1e-5), theta=5e6, intermediate_size=16384,
     names={"rms_norm_eps": "layernorm_epsilon"},
 )  # fmt: skip
-NAMES = CheckpointNames(unused=("mtp.",), layer={"self_attn.sinks": "self_attn.attention_sink_bias"})
-KINDS = ("full_attention", "sliding_attention")
+_DRAFTS = "model.mtp.layers.0"  # of several, one for each token, the first
+NAMES = CheckpointNames(
+    unused=("mtp.",),
+    top={
+        "mtp": _DRAFTS,
+        "mtp.layer": _DRAFTS,
+        "mtp.layer.post_attention_layernorm": f"{_DRAFTS}.pre_mlp_layernorm",
+        "mtp.norm": f"{_DRAFTS}.final_layernorm",
+    },
+    layer={"self_attn.sinks": "self_attn.attention_sink_bias"},
+)
+KINDS = ("sliding_attention", "full_attention")
 # What the first files say and no model of the family does otherwise.
 FIXED: Mapping[str, list[Any]] = {
     **{name: values for name, values in ROUTER.items() if name != "moe_layer_freq"},
@@ -50,13 +62,14 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True)
     tables = Fields(fields.table("rope_parameters"), "config.json rope_parameters")
     tables.refuse(**{name: () for name in tables.values if name not in KINDS})
-    thetas = base.theta, fields.number("swa_rope_theta", 1e4, low=1.0)
+    thetas = fields.number("swa_rope_theta", 1e4, low=1.0), base.theta
     return decoder(
         base,
         [_attention(base, one) for one in windows],
-        sparse_where_listed(base, routing, dense=1, shared=0, width=2048),
+        dense_after(base, sparse_where_listed(base, routing, dense=1, shared=0, width=2048)),
         ropes=[base.read_rope(tables.table(kind), theta, partial=0.334) for kind, theta in zip(KINDS, thetas)],
-        rope_of=[0 if one is None else 1 for one in windows],
+        rope_of=[1 if one is None else 0 for one in windows],
+        drafts=_attention(base, window),
     )
 
 

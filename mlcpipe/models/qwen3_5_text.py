@@ -21,16 +21,13 @@ from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=4, head_dim=256, norm=NormSpec(offset=1.0))
-NAMES = CheckpointNames(
-    prefixes=("model.", "model.language_model.", ""),
-    unused=("mtp.",),
-    top={
-        "mtp.eh_proj": "mtp.fc",
-        "mtp.enorm": "mtp.pre_fc_norm_embedding",
-        "mtp.hnorm": "mtp.pre_fc_norm_hidden",
-        "mtp.layer": "mtp.layers.0",
-    },
-)
+MTP: Mapping[str, str] = {  # names of the layer that drafts
+    "mtp.eh_proj": "mtp.fc",
+    "mtp.enorm": "mtp.pre_fc_norm_embedding",
+    "mtp.hnorm": "mtp.pre_fc_norm_hidden",
+    "mtp.layer": "mtp.layers.0",
+}
+NAMES = CheckpointNames(prefixes=("model.", "model.language_model.", ""), unused=("mtp.",), top=MTP)
 TILED = "linear_tiled_value_heads"  # of GGUF files: value heads that follow each other read different key heads
 ATTENDS, LINEAR = "full_attention", "linear_attention"
 KINDS = {ATTENDS: True, LINEAR: False}

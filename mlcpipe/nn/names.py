@@ -32,6 +32,9 @@ class CheckpointNames:
         """The checkpoint's name of a tensor, still with `model.` instead of a prefix."""
         head, _, rest = name.partition(".")
         if name.startswith(f"{DRAFTS}."):
+            module, _, part = name.rpartition(".")
+            if module in self.top:
+                return f"{self.top[module]}.{part}"
             return f"{self.top[DRAFTS]}.{_renamed(name.removeprefix(f'{DRAFTS}.'), self.layer)}"
         if head != "model":
             return _renamed(name, self.top)

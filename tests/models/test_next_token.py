@@ -25,29 +25,38 @@ from tests.models import tiny
 from tests.models.drafted import always_draft, assert_logits_of_drafts, assert_same_answers, compiled
 from tests.unit.checkpoint.gguf_files import write_gguf
 
-# Recurrent layers, whose states after drafted rows are kept; mixtures, with plain and with latent attention.
+# Recurrent layers, whose states after drafted rows are kept; mixtures, with plain and with latent attention; dense
+# layers that slide, after mixtures, with heads of two sizes and sinks.
 CASES = {
     "qwen3_5_text": tiny.TinyCase("qwen3_5_text", "default", {"mtp_num_hidden_layers": 1}),
     "glm4_moe": tiny.TinyCase("glm4_moe", "default", {"num_nextn_predict_layers": 1}),
     "glm4_moe_lite": tiny.TinyCase("glm4_moe_lite", "default", {"num_nextn_predict_layers": 1}),
+    "exaone_moe": tiny.TinyCase("exaone_moe", "default", {"num_nextn_predict_layers": 1}),
+    "mimo_v2_flash": tiny.TinyCase("mimo_v2_flash", "default", {}),
 }
 _NEXTN = {
     **{name: f"model.layers.3.{name}" for name in ("eh_proj", "enorm", "hnorm")},
     "norm": "model.layers.3.shared_head.norm",
     "layers.0": "model.layers.3",
 }
+_MTP = {
+    "eh_proj": "mtp.fc", "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
+    "norm": "mtp.norm", "layers.0": "mtp.layers.0",
+}  # fmt: skip
+_MIMO = {
+    **{name: f"model.mtp.layers.0.{name}" for name in ("eh_proj", "enorm", "hnorm")},
+    "norm": "model.mtp.layers.0.final_layernorm",
+    "layers.0": "model.mtp.layers.0",
+}
 NAMES = {
-    "qwen3_5_text": {
-        "eh_proj": "mtp.fc", "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
-        "norm": "mtp.norm", "layers.0": "mtp.layers.0",
-    },
-    "glm4_moe": _NEXTN,
-    "glm4_moe_lite": _NEXTN,
+    "qwen3_5_text": _MTP, "glm4_moe": _NEXTN, "glm4_moe_lite": _NEXTN, "exaone_moe": _MTP, "mimo_v2_flash": _MIMO,
 }  # fmt: skip
 ONE_LAYER: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"layer_types": ["full_attention"]},
     "glm4_moe": {"first_k_dense_replace": 0},
     "glm4_moe_lite": {"mlp_layer_types": ["sparse"]},
+    "exaone_moe": {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
+    "mimo_v2_flash": {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
 }
 
 
@@ -76,11 +85,14 @@ class Head:
         """Under the checkpoint's names."""
         parts = {"enorm": self.enorm, "hnorm": self.hnorm, "eh_proj": self.eh_proj, "norm": self.layer.norm}
         parts["layers.0"] = self.layer.layers[0]
-        return {
+        tensors = {
             f"{names[own]}.{name}": tensor.detach().clone().contiguous()
             for own, part in parts.items()
             for name, tensor in part.state_dict().items()
         }
+        if names is _MIMO:
+            tensors = {published(name): tensor for name, tensor in tensors.items()}
+        return tensors
 
     def drafts(self, tokens: list[int], count: int) -> Iterator[Any]:
         """Logits [V] of the next tokens after `tokens`, greedy ones."""
@@ -94,6 +106,11 @@ class Head:
             logits[self.known :] = NEVER
             yield logits
             states, text = torch.cat([states, y[None]]), [*text, int(logits[: tiny.TOKENS].argmax())]
+
+
+def published(name: str) -> str:
+    """What MiMo's files call a tensor of a layer."""
+    return name.replace("post_attention", "pre_mlp").replace(".sinks", ".attention_sink_bias")
 
 
 def add_head(checkpoint: Path, head: Head, names: dict[str, str]) -> None:

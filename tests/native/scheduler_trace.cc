@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "error.h"
+#include "serving/message_borders.h"
 #include "serving/scheduler.h"
 
 using namespace mlcpipe::serving;
@@ -33,6 +34,8 @@ Request ReadRequest(double now) {
   request.keep = Read();
   request.deterministic = Read();
   request.drafts = Read();
+  const std::vector<int32_t> control = ReadList();
+  request.borders = PageBorders(static_cast<int64_t>(request.tokens.size()), {control.begin(), control.end()});
   request.arrival = now;
   return request;
 }

@@ -16,6 +16,7 @@ from mlcpipe.runtime.sampling_params import CacheMiss
 from mlcpipe.runtime.serving.cost_model import DEFAULT_COSTS, CostModel, Load
 from mlcpipe.runtime.serving.drafting import Lookup, Search
 from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.message_borders import page_borders
 from mlcpipe.runtime.serving.page_pool import PageGroup
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
 from tests.native.cxx import RUNTIME, Cxx
@@ -39,6 +40,11 @@ def _listed(numbers: Iterable[object]) -> list[object]:
     return [len(numbers), *numbers]
 
 
+def control_places(tokens: list[int]) -> list[int]:
+    """Where a message begins or ends: as often as in short chats."""
+    return [place for place, token in enumerate(tokens) if token % 16 == 0]
+
+
 def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
     """What the program makes of a trace's requests and drawn tokens, by turn; last what each request says of its cache and drafts."""
     limits, groups = trace["limits"], trace["groups"]
@@ -54,6 +60,7 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
             words += [*_listed(one["tokens"]), one["max_tokens"], *_listed(one["stop_ids"]), one.get("priority", 0)]
             words += [deadline, f"salt-{one.get('namespace', '')}"]
             words += [int(one.get(name) not in (None, False)) for name in ("keep", "deterministic", "drafter")]
+            words += _listed(control_places(one["tokens"]) if "borders" in one else ())
         words.append(len(turn["cancel"]))
         for number in turn["cancel"]:
             words += [
@@ -170,8 +177,10 @@ def random_trace(seed: int) -> Failing:
             rest: dict[str, Any] = {"priority": rng.choice((-1, 0, 0, 1)), "deterministic": rng.random() < 0.3}
             rest |= {"keep": turn < 10 and rng.random() < 0.1, "namespace": rng.choice(("", "", "other"))}
             rest["deadline_s"] = round(simulation.now + rng.uniform(0.1, 2.0), 3) if rng.random() < 0.2 else None
-            rest["stop_ids"] = frozenset(words(rng, 20))
-            everybody.append(simulation.submit(prompt[: context - 1], rng.randint(1, 60), **rest))
+            rest["stop_ids"], prompt = frozenset(words(rng, 20)), prompt[: context - 1]
+            if slots:
+                rest["borders"] = page_borders(len(prompt), control_places(prompt))
+            everybody.append(simulation.submit(prompt, rng.randint(1, 60), **rest))
         if everybody and rng.random() < 0.2:
             rng.choice((simulation.cancel, simulation.fail))(rng.choice(everybody))
         for _ in range(rng.randint(0, 4)):

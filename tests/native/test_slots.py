@@ -165,6 +165,29 @@ def test_ten_turns_of_the_trained_hybrid(
     assert found.cached_tokens > 200
 
 
+def test_chats_share_their_system_prompt(
+    hybrid_bundles: Bundles, runtime: Runtime, copy_of: Callable[[Path], Path]
+) -> None:
+    """The second starts where Python's does: at the end of the system prompt of the first."""
+    bundle = hybrid_bundles["q8f16_0"]
+    system = {"role": "system", "content": " ".join(f"What is the page {number} of a cache?" for number in range(12))}
+    chats = [[system, {"role": "user", "content": f"What is {what}?"}] for what in ("a token", "a model")]
+    with mlcpipe.Engine(bundle, threads=1, context_length=512, draft="off") as python:
+        expected = [python.chat(one, sampling=DRAWN, max_tokens=8) for one in chats]
+        prompts = [python.tokenizer.encode_chat(one) for one in chats]
+    one = runtime.open(copy_of(bundle), threads=1, context_length=512)
+    several = runtime.open(copy_of(bundle), threads=1, context_length=512, sequences=2, kv_tokens=1024, draft="off")
+    found = [one.generate(prompt, DRAWN, max_tokens=8, stop_ids=[2]) for prompt in prompts]
+    (first,), (second,) = (run_together(several, [prompt], [DRAWN], max_tokens=8) for prompt in prompts)
+    assert isinstance(second.end, Answer)
+    cached = expected[1].stats.cached_tokens
+    assert found[1].cached_tokens == second.end.cached_tokens == cached > 80
+    assert [one.tokens for one in found] == [one.token_ids for one in expected]
+    assert [one.tokens[: len(they.token_ids)] for one, they in zip((first, second), expected)] == [
+        they.token_ids for they in expected
+    ]
+
+
 def test_the_head_of_the_trained_hybrid_drafts(
     hybrid_bundles: Bundles, runtime: Runtime, copy_of: Callable[[Path], Path]
 ) -> None:

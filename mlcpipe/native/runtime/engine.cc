@@ -2,8 +2,11 @@
 
 #include <tvm/runtime/memory/memory_manager.h>
 
+#include <unordered_set>
+
 #include "bundle/weights.h"
 #include "pool.h"
+#include "serving/message_borders.h"
 #include "workspace.h"
 
 #if defined(__GLIBC__)
@@ -134,6 +137,7 @@ uint64_t Engine::Submit(const Request& request, std::function<Verdict(int32_t)> 
   client.request.tokens = request.prompt;
   client.request.max_tokens = request.max_tokens ? request.max_tokens : std::max<int64_t>(1, context - length);
   client.request.stop_ids = request.stop_ids;
+  client.request.borders = BordersOf(request.prompt);
   client.request.deterministic = request.deterministic;
   client.request.priority = request.priority;
   if (request.timeout_s > 0) client.timeout_s = request.timeout_s;
@@ -182,6 +186,17 @@ const BundleText& Engine::text() {
   return *text_;
 }
 
+std::vector<int64_t> Engine::BordersOf(const std::vector<int32_t>& prompt) {
+  if (!plan_.units.slots || !BundleText::In(*files_)) return {};
+  const View<uint32_t>& control = text().tokenizer().tables().control;
+  const std::unordered_set<uint32_t> known(control.begin(), control.end());
+  std::vector<int64_t> places;
+  for (size_t at = 0; at < prompt.size(); ++at) {
+    if (known.count(static_cast<uint32_t>(prompt[at]))) places.push_back(static_cast<int64_t>(at));
+  }
+  return serving::PageBorders(static_cast<int64_t>(prompt.size()), std::move(places));
+}
+
 Finish Engine::Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token,
                         Statistics* statistics) {
   const Turn turn(this);
@@ -204,7 +219,7 @@ Finish Engine::Generate(const std::function<Request()>& make, const std::functio
   statistics->load_s = load_s_;
   std::tie(statistics->cached_tokens, statistics->miss) = model_->Reusable(request.prompt);
   auto began = Clock::now();
-  int32_t token = model_->Prefill(request.prompt, &row);
+  int32_t token = model_->Prefill(request.prompt, &row, BordersOf(request.prompt));
   statistics->prefill_s = Seconds(began);
   for (;;) {
     const bool last = ++statistics->completion_tokens == max_tokens;

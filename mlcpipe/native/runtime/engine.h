@@ -114,6 +114,8 @@ class Engine {
   // Throw kUsage for an engine that was opened for the other.
   Model& model();
   serving::Batch& batch();
+  // Where the states of a prompt are kept. Throws as `text`.
+  std::vector<int64_t> BordersOf(const std::vector<int32_t>& prompt);
   // Makes what was cancelled before no matter for the call that begins. Throws kCancelled for an engine that was closed.
   void Begin();
 };

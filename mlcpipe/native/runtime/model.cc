@@ -137,7 +137,7 @@ std::pair<int64_t, serving::CacheMiss> Model::Reusable(const std::vector<int32_t
   return {shared, differs ? serving::CacheMiss{"prompt_differs", shared} : serving::CacheMiss{}};
 }
 
-int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) try {
+int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn, const std::vector<int64_t>& borders) try {
   const auto count = static_cast<int64_t>(tokens.size());
   CheckFits(count);
   CheckIds(tokens, manifest_.model.vocab_size);
@@ -151,11 +151,14 @@ int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) try {
     pool_->Release(previous.get());
     tree_->Take(now_.get());
   }
-  const int64_t chunk = manifest_.model.prefill_chunk, cut = tree_->CheckpointBefore(length(), count);
+  const int64_t chunk = manifest_.model.prefill_chunk;
   const Tensor row = Empty({1}, kInt32);
   while (length() < count) {
     CheckCancelled();
-    const int64_t rows = std::min(chunk, (length() < cut ? cut : count) - length());
+    const bool whole = count - length() <= chunk;
+    const int64_t end = whole ? tree_->CheckpointBefore(length(), count, borders)
+                              : tree_->ChunkBefore(length(), length() + chunk, borders);
+    const int64_t rows = end - length();
     const bool last = length() + rows == count;
     *Data<int32_t>(row) = last ? static_cast<int32_t>(rows - 1) : 0;  // no kernel takes no rows
     ComputePrompt(rows, row, prefill_logits_);
@@ -171,7 +174,7 @@ int32_t Model::Append(int32_t token, Row* drawn) try {
   now_->tokens.resize(static_cast<size_t>(length()));
   now_->tokens.push_back(token);
   if (!length() || length() == manifest_.model.recompute_above) {
-    return Prefill(std::vector<int32_t>(now_->tokens), drawn);
+    return Prefill(std::vector<int32_t>(now_->tokens), drawn, {});
   }
   return Decode(token, drawn);
 } catch (const std::bad_alloc&) {

@@ -50,7 +50,7 @@ class Model {
 
   // Makes `tokens` the current sequence, computing only what the pages lack. Returns the next token. Throws kUsage for ids
   // outside the vocabulary and when the context is full, kCompute where logits are not finite, kCancelled.
-  int32_t Prefill(const std::vector<int32_t>& tokens, Row* drawn);
+  int32_t Prefill(const std::vector<int32_t>& tokens, Row* drawn, const std::vector<int64_t>& borders);
 
   // Appends one token of the vocabulary to the current sequence. Returns the next one. Throws what `Prefill` throws.
   int32_t Append(int32_t token, Row* drawn);

@@ -33,6 +33,7 @@
 #include "serving/draft_choice.cc"
 #include "serving/draft_head.cc"
 #include "serving/drafting.cc"
+#include "serving/message_borders.cc"
 #include "serving/page_pool.cc"
 #include "serving/prefix_tree.cc"
 #include "serving/scheduler.cc"

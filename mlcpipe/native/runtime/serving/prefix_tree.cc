@@ -1,9 +1,9 @@
 #include "serving/prefix_tree.h"
 
+#include "serving/message_borders.h"
+
 namespace mlcpipe::serving {
 namespace {
-
-constexpr int64_t kCheckpointTokens = 64;  // between checkpoints that stay: what computing again must cost to be worth a slot
 
 Node::Tokens TokensOf(const Sequence& sequence, int64_t page) {
   Node::Tokens tokens;
@@ -188,9 +188,14 @@ void PrefixTree::LeaveCheckpoint(Sequence* sequence) {
   sequence->checkpoint = {node->number, sequence->slot, sequence->computed, before};
 }
 
-int64_t PrefixTree::CheckpointBefore(int64_t begin, int64_t end) const {
+int64_t PrefixTree::CheckpointBefore(int64_t begin, int64_t end, const std::vector<int64_t>& borders) const {
+  if (!pool_->has_slots()) return end;
   const int64_t last = (end - 1) / kPage * kPage;
-  return pool_->has_slots() && last - begin >= kCheckpointTokens ? last : end;
+  return BorderBetween(borders, begin, end).value_or(last - begin >= kCheckpointTokens ? last : end);
+}
+
+int64_t PrefixTree::ChunkBefore(int64_t begin, int64_t end, const std::vector<int64_t>& borders) const {
+  return pool_->has_slots() ? BorderBetween(borders, begin, end, 0.5).value_or(end) : end;
 }
 
 bool PrefixTree::Reserve(Sequence* sequence, int64_t rows) {

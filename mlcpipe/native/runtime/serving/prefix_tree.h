@@ -62,9 +62,11 @@ class PrefixTree {
   // Where the sequence is at the end of a page, a prompt may start after it: its slot is the node's from now on. Its
   // checkpoint before goes where it is too close to the one before that, so that a long answer leaves few.
   void LeaveCheckpoint(Sequence* sequence);
-  // Where the last part of a prompt begins whose tokens from `begin` on are computed: `end` if in no parts. There a prompt may
-  // start that begins with this one: all but its last token, in whole pages.
-  int64_t CheckpointBefore(int64_t begin, int64_t end) const;
+  // Where to split a prompt whose last tokens, from `begin` to `end`, are computed: `end` if nowhere. There a prompt may start
+  // that begins with this one: after its messages (`PageBorders`), or all but its last token, in whole pages.
+  int64_t CheckpointBefore(int64_t begin, int64_t end, const std::vector<int64_t>& borders) const;
+  // Where a chunk of a prompt ends that has room up to `end`: at a border of messages, if half of it stays.
+  int64_t ChunkBefore(int64_t begin, int64_t end, const std::vector<int64_t>& borders) const;
   // Frees so many idle units of each kind, the least recently used first; false, and no change, if too few.
   bool Evict(const std::vector<int64_t>& counts);
   // Pages that only this sequence uses are not found any more, nor those after them: their numbers are not finite.

@@ -269,8 +269,9 @@ int64_t Scheduler::PlanPrefill(const SequencePointer& sequence, int64_t rows) {
   if (end - begin > rows) {
     end = (begin + rows) / kPage * kPage;
     if (!pool_.has_slots() || limits.prefill_chunk < kPage) end = std::max(end, begin + std::min(rows, kPage));
+    end = tree_.ChunkBefore(begin, end, sequence->request.borders);
   } else {
-    end = tree_.CheckpointBefore(begin, end);
+    end = tree_.CheckpointBefore(begin, end, sequence->request.borders);
   }
   const int64_t count = end > begin ? ReserveSome(sequence.get(), end - begin) : 0;
   if (!count) return 0;

@@ -32,6 +32,7 @@ struct Request {
   bool deterministic = false;  // takes only pages that were computed with the arithmetic that it would use
   bool redraws = false;        // its rows may be computed again: the slot before them stays
   bool drafts = false;         // tokens that are looked up in its texts are checked several at a time, where that pays
+  std::vector<int64_t> borders;  // the ends of pages before which its messages end: serving/message_borders.h
 };
 
 // kWaiting has no pages. kPrefilling has tokens to compute before its next one is drawn, kRunning only its last.

@@ -31,6 +31,8 @@ chat::Request RequestOf(std::string_view messages, std::string_view variables) {
 
 }  // namespace
 
+bool BundleText::In(const Files& files) { return files.Has(kTokenizer); }
+
 BundleText::BundleText(const Files& files)
     : tokenizer_file_(OpenTokenizer(files)),
       template_file_(OpenTemplate(files)),

@@ -19,6 +19,9 @@ class BundleText {
   // Maps `tokenizer.bin` and `template.bin`. Throws kTokenizer for a bundle without a tokenizer.
   explicit BundleText(const Files& files);
 
+  // Whether a bundle has a tokenizer.
+  static bool In(const Files& files);
+
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
   // Token ids of a conversation: JSON of the messages, a list of objects, and of an object with more variables of the

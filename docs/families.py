@@ -48,6 +48,7 @@ _POPULAR = (
     ("Granite 3, Granite 4 dense", "granite"),
     ("SmolVLM2", "smolvlm"),
     ("GLM-OCR", "glm_ocr"),
+    ("LLaVA-OneVision 0.5B, 7B, 72B", "llava_onevision"),
     ("Phi-3.5-mini, Phi-4, Phi-4-mini", "phi3"),
     ("Mistral 7B, Nemo", "mistral"),
     ("Gemma 2", "gemma2"),

@@ -287,6 +287,11 @@ class VisionInfo(Frozen):
         default=False,
         description="a call has a row more, whose first patch is a token that all see, the others nothing",
     )
+    packed: Count = Field(
+        default=0,
+        description="rows that the calls of a picture become, at most; each call then has a row more, which ends lines,"
+        " and whose patches nothing sees",
+    )
     rows: Positive = Field(description="that a call makes, at most, without that one")
     merged: Positive = Field(description="patches of a row")
     numbers: Positive = Field(description="of a patch")
@@ -298,7 +303,7 @@ class VisionInfo(Frozen):
     @property
     def most(self) -> int:
         """Rows of a call, at most."""
-        return self.rows + self.class_token
+        return self.rows + self.class_token + (self.packed > 0)
 
 
 MAX_BLOCK = 64

@@ -166,7 +166,8 @@ def tower_bytes(model: ModelInfo) -> int:
     of = model.vision
     if of is None:
         return 0
-    return tower_pages(of) * of.page_bytes + 4 * of.most * (of.merged * of.numbers + of.width) + PICTURE_ROWS_BYTES
+    inputs = 4 * of.most * (of.merged * of.numbers + of.width)
+    return tower_pages(of) * of.page_bytes + inputs + max(PICTURE_ROWS_BYTES, 4 * of.packed * of.width)
 
 
 def tower_pages(of: VisionInfo) -> int:

@@ -64,8 +64,9 @@ def read_pictures(sources: Sequence[tuple[str, Any]], info: VisionInfo | None, r
     for where, source in sources:
         assert info is not None
         processor = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}")
+        prepare = processor.prepare if len(sources) == 1 else getattr(processor, "prepare_among", processor.prepare)
         with _ONE:
-            picture = processor.prepare(open_image(source, where), info)
+            picture = prepare(open_image(source, where), info)
         pictures.append(picture)
         room -= picture.rows
         if room < 0:

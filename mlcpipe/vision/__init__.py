@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 # The `model_type` of the whole -> the file of its tower. Of other models that see the text is read alone.
 _TOWERS: Mapping[str, str] = {
     "gemma3": "gemma3", "gemma4": "gemma4", "glm_ocr": "glm_ocr", "idefics3": "idefics3", "internvl": "internvl",
-    "lfm2_vl": "lfm2_vl", "mistral3": "pixtral", "qwen2_5_vl": "qwen2_5_vl", "qwen2_vl": "qwen2_vl",
-    "smolvlm": "idefics3",
+    "lfm2_vl": "lfm2_vl", "llava_onevision": "llava_onevision", "mistral3": "pixtral", "qwen2_5_vl": "qwen2_5_vl",
+    "qwen2_vl": "qwen2_vl", "smolvlm": "idefics3",
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), "qwen3_vl"),
 }  # fmt: skip
 # Beginnings of the names of a tower's tensors, after `model.` -> those of its modules, the first that fits; the others
@@ -45,6 +45,12 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "idefics3": {"vision_model.": "tower.model.", "connector.": "tower.projector."},
     "internvl": {"vision_tower.embeddings.mask_token": "", **_PLAIN},
     "lfm2_vl": _SIGLIP,
+    "llava_onevision": {
+        "vision_tower.vision_model.post_layernorm.": "",
+        "vision_tower.post_layernorm.": "",
+        "image_newline": "tower.projector.image_newline",
+        **_SIGLIP,
+    },
     "pixtral": _PLAIN,
     **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_vl"), _QWEN),
 }

@@ -25,8 +25,11 @@ _PARTS: dict[str, Any] = {
 }
 
 
-def siglip(fields: Fields, model_type: str) -> tuple[ModelFacts, Siglip]:
-    """The tower of a `vision_config`, with transformers' defaults. Raises ConfigError for unsupported fields."""
+def siglip(fields: Fields, model_type: str, *, final_norm: bool = True) -> tuple[ModelFacts, Siglip]:
+    """The tower of a `vision_config`, with transformers' defaults; without `final_norm` it gives what layers made.
+
+    Raises ConfigError for unsupported fields.
+    """
     fields.refuse(num_channels=[None, 3], attention_dropout=[None, 0, 0.0])
     spec = EncoderSpec(
         hidden_size=fields.integer("hidden_size", 1152),
@@ -46,7 +49,7 @@ def siglip(fields: Fields, model_type: str) -> tuple[ModelFacts, Siglip]:
     patch = fields.integer("patch_size", 32, high=1024)
     side = fields.integer("image_size", 224, low=patch, high=1 << 16) // patch
     facts = ModelFacts(model_type, 0, spec.hidden_size, layers, side * side, (), ())
-    return facts, Siglip(spec, layers, patch, side)
+    return facts, Siglip(spec, layers, patch, side, final_norm)
 
 
 class _Embeddings(nn.Module):
@@ -71,18 +74,18 @@ class _Layers(nn.Module):
 class Siglip(nn.Module):
     """Embeddings, layers and final norm; `patch` pixels, a table of side * side places."""
 
-    def __init__(self, spec: EncoderSpec, count: int, patch: int, side: int) -> None:
+    def __init__(self, spec: EncoderSpec, count: int, patch: int, side: int, final_norm: bool) -> None:
         self.patch, self.side, self.eps = patch, side, spec.eps
         self.embeddings = _Embeddings(spec.hidden_size, patch, side)
         self.encoder = _Layers(spec, count)
-        self.post_layernorm = LayerNorm(spec.hidden_size, spec.eps)
+        self.post_layernorm = LayerNorm(spec.hidden_size, spec.eps) if final_norm else None
 
     def forward(self, patches: Tensor, places: Tensor, kv: StepStates) -> Tensor:
         """patches [m, 3 * patch * patch], places i32[m] -> [m, hidden]."""
         x = self.embeddings(patches, places)
         for layer in self.encoder.layers:
             x = layer(x, kv, None)
-        return self.post_layernorm(x)
+        return x if self.post_layernorm is None else self.post_layernorm(x)
 
 
 MMPROJ_NAMES = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -281,7 +282,41 @@ GLM_OCR = SeeingFamily(
     _glm_ocr,
 )  # fmt: skip
 
+
+def _llava_onevision(checkpoint: Path, text: str, images: list[Any]) -> Mapping[str, Any]:
+    """What LlavaOnevisionProcessor does, which asks for torchvision: its text, and the pixels of Pillow's processor."""
+    from transformers.models.llava_onevision import processing_llava_onevision as processing
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+
+    processor = LlavaOnevisionImageProcessorPil(**LLAVA_ONEVISION.preprocessor)
+    found = processor([[Image.fromarray(one) for one in images]], return_tensors="pt")  # of one message
+    whole = processing.LlavaOnevisionProcessor
+    about = SimpleNamespace(
+        num_image_tokens=16, vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_2"
+    )
+    about.image_processor, about.image_token = processor, "<image>"
+    for name in ("_get_number_of_features", "_get_unpadded_features"):
+        setattr(about, name, MethodType(getattr(whole, name), about))
+    parts = [whole.replace_image_token(about, found, i) for i in range(len(images))]
+    return dict(tokenizer_of(checkpoint)(_filled(text, "<image>", parts), return_tensors="pt")) | dict(found)
+
+
+_GRIDS = [[16 * r, 16 * c] for r in range(1, 4) for c in range(1, 4)]
+LLAVA_ONEVISION = SeeingFamily(
+    {
+        "model_type": "llava_onevision", "image_token_index": 257, "video_token_index": 258,
+        "image_grid_pinpoints": _GRIDS, "vision_aspect_ratio": "anyres_max_2",
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "vision_config": {**VIT, "model_type": "siglip_vision_model", "image_size": 16, "patch_size": 4,
+                          "vision_use_head": False},
+    },
+    {"size": {"height": 16, "width": 16}, "image_grid_pinpoints": _GRIDS, "resample": 3, **COLORS},
+    ("<image>", "<video>"),
+    "<image>",
+    _llava_onevision,
+)  # fmt: skip
+
 FAMILIES = {
     "gemma3": GEMMA3, "mistral3": MISTRAL3, "internvl": INTERNVL, "gemma4": GEMMA4, "gemma4-windows": GEMMA4_WINDOWS,
-    "lfm2_vl": LFM2_VL, "glm_ocr": GLM_OCR,
+    "lfm2_vl": LFM2_VL, "glm_ocr": GLM_OCR, "llava_onevision": LLAVA_ONEVISION,
 }  # fmt: skip

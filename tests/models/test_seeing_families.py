@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,14 @@ def rendered(engine: mlcpipe.Engine, messages: Any) -> str:
     return engine.tokenizer.chat_template("default").render(marked(messages)[0])
 
 
-def test_prompts_logits_and_steps_are_those_of_transformers(seeing: Seeing) -> None:
-    """With two pictures of different sizes; then of each token of an answer, with what was written so far."""
+def processor_of(engine: mlcpipe.Engine) -> Any:
+    assert engine.manifest.model.vision is not None
+    return importlib.import_module(f"mlcpipe.vision.processors.{engine.manifest.model.vision.processor}")
+
+
+def check_prompt(seeing: Seeing, messages: Any, images: list[Any]) -> Any:
+    """Compare a prompt's tokens and logits -> what transformers' model takes."""
     family, model, checkpoint, engine = seeing
-    images = [sight.noise(60, 97), sight.noise(131, 40, 1)]
-    messages = user(images[0], "\nWhat is it?", images[1], "and this?")
     tokens, pictures = prompt_of(engine, messages)
     inputs = family.processed(checkpoint, rendered(engine, messages), images)
     ids = inputs["input_ids"][0].tolist()
@@ -104,6 +108,18 @@ def test_prompts_logits_and_steps_are_those_of_transformers(seeing: Seeing) -> N
     with torch.no_grad():
         expected = model(**inputs).logits[0].numpy()
     np.testing.assert_allclose(engine.model.all_logits(tokens, pictures), expected, rtol=0, atol=TOLERANCE)
+    return inputs
+
+
+def test_prompts_logits_and_steps_are_those_of_transformers(seeing: Seeing) -> None:
+    """With two pictures of different sizes; then of each token of an answer, with what was written so far."""
+    family, model, checkpoint, engine = seeing
+    images = [sight.noise(60, 97), sight.noise(131, 40, 1)]
+    messages = user(images[0], "\nWhat is it?", images[1], "and this?")
+    if "prepare_among" in vars(processor_of(engine)):  # one picture alone is another thing
+        check_prompt(seeing, user(images[0], "x"), images[:1])
+    inputs = check_prompt(seeing, messages, images)
+    ids = inputs["input_ids"][0].tolist()
     engine.reset()
     answer = engine.chat(messages, temperature=0.0, max_tokens=4, logprobs=1)
     drawn = [one.token_id for one in answer.logprobs]

@@ -37,6 +37,7 @@ class PictureRows:
         self._encode = bundle.library.vm["encode_picture"]
         processor = importlib.import_module(f"mlcpipe.vision.processors.{info.processor}")
         self._patches, self._windows = processor.patches, getattr(processor, "windows", None)
+        self._packed = processor.packed if info.packed else None
         self._kept: OrderedDict[tuple[int, int], Floats] = OrderedDict()
         self._room = PICTURE_ROWS_BYTES // (4 * info.width)  # rows
         self.encoded = self.queries = self.hits = 0  # tiles since the start: computed, asked for, and found computed
@@ -89,21 +90,29 @@ class PictureRows:
 
     def _encoded(self, picture: Picture, tile: int) -> Floats:
         began = time.monotonic()
-        patches, places = self._patches(picture.tiles[tile], self.info)
+        if self._packed is None:
+            rows = self._called(picture.tiles[tile])
+        else:
+            rows = self._packed(picture, tile, self._called)
+        self.encoded, self.rows = self.encoded + 1, self.rows + len(rows)
+        self.seconds += time.monotonic() - began
+        return rows
+
+    def _called(self, tile: NDArray[np.uint8]) -> Floats:
+        """The rows of a call. Raises ComputeError for numbers that are not finite."""
+        patches, places = self._patches(tile, self.info)
         device, rows_of_it = self._device, len(patches)
         step = self._step_of([rows_of_it * self.info.merged])
-        if self.info.class_token:
-            step[step[KEYS]] -= self.info.merged - 1
+        if self.info.class_token or self.info.packed:
+            step[step[KEYS]] -= self.info.merged - self.info.class_token
         if self._windows is not None:
             step[SECOND] = len(step)
-            step = np.concatenate([step, self._step_of(self._windows(picture.tiles[tile], self.info))])
+            step = np.concatenate([step, self._step_of(self._windows(tile, self.info))])
         with device.errors():
             inputs: list[NDArray[np.float32] | Ints] = [patches, places, step]
             out = tvm_runtime.view(self._out, (rows_of_it, self.info.width))
             self._encode(*map(device.tensor, inputs), out, self._pages, self._bundle.params)
             rows: Floats = tvm_runtime.array(device.read(out))[: rows_of_it - self.info.class_token].copy()
-        self.encoded, self.rows = self.encoded + 1, self.rows + len(rows)
-        self.seconds += time.monotonic() - began
         if not np.isfinite(rows).all():
             raise ComputeError(
                 "the tower computed numbers that are not finite", next_step="get the checkpoint again and compile it"

@@ -27,6 +27,7 @@ class Picture:
 
     `counts` are the rows of each tile, by default `info.rows`. `positions` i32[3, rows] are where RoPE has the rows,
     after the position of the first one, and `advance` is how many positions they take; None: as if they were text.
+    `held`: of the rows and columns of the last tile's patches those that are not padding, where it has some.
     """
 
     info: VisionInfo
@@ -35,11 +36,12 @@ class Picture:
     counts: tuple[int, ...] = ()
     positions: Ints | None = None
     advance: int = 0
+    held: tuple[int, ...] = ()
 
     @cached_property
     def number(self) -> int:
         """128 bits of a hash of its pixels and their sizes: equal for equal pictures, whatever they were read from."""
-        found = hashlib.sha256(repr([tile.shape for tile in self.tiles]).encode())
+        found = hashlib.sha256(repr([*(tile.shape for tile in self.tiles), *self.held]).encode())
         for tile in self.tiles:
             found.update(np.ascontiguousarray(tile).data)
         return int.from_bytes(found.digest()[:16], "little")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mlcpipe.runtime.custom_tools import InputReader
 from mlcpipe.runtime.sampling_params import CallPiece
 from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.harmony import THINK_BEGIN, THINK_END
@@ -56,6 +57,8 @@ class AnswerReader:
         thinks = reading.thinking != "none"
         self._splitter = ReasoningSplitter(open=reading.thinking == "open") if thinks else None
         self._parser = None if reading.style is None else reading.style.parser(reading.tools)
+        custom = {tool.name for tool in reading.tools if tool.custom}
+        self._inputs = InputReader(custom) if custom else None
         self._one_call = reading.one_call
         self._called = False
 
@@ -99,6 +102,8 @@ class AnswerReader:
         self._called = self._called or bool(calls)
         if self._one_call:
             calls = tuple(piece for piece in calls if piece.index == 0)
+        if self._inputs is not None:
+            calls = (*self._inputs.push(calls), *(self._inputs.finish() if last else ()))
         return Part("".join(piece for piece in pieces if isinstance(piece, str)), reasoning, calls)
 
 

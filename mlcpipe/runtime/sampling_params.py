@@ -190,23 +190,32 @@ def _rate(amount: float, seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A part of a call: its first piece has id and name, later ones more of the arguments (JSON)."""
+    """A part of a call: its first piece has id and name, later ones more of the arguments (JSON).
+
+    Of a `custom` tool the arguments are a part of its input.
+    """
 
     index: int
     id: str = ""
     name: str | None = None
     arguments: str = ""
+    custom: bool = False
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool; `arguments` are the JSON of an object, cut off where the answer ended too early."""
+    """A call of a tool; `arguments` are the JSON of an object, of a `custom` tool its input, cut off where the answer
+    ended too early.
+    """
 
     id: str
     name: str
     arguments: str
+    custom: bool = False
 
     def described(self) -> dict[str, Any]:
         """In OpenAI's JSON."""
+        if self.custom:
+            return {"id": self.id, "type": "custom", "custom": {"name": self.name, "input": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -215,7 +224,7 @@ def add_pieces(calls: list[ToolCall], pieces: Iterable[CallPiece]) -> None:
     """Append pieces to the calls so far."""
     for piece in pieces:
         if piece.name is not None:
-            calls.append(ToolCall(piece.id, piece.name, piece.arguments))
+            calls.append(ToolCall(piece.id, piece.name, piece.arguments, piece.custom))
         else:
             calls[piece.index] = calls[piece.index]._replace(arguments=calls[piece.index].arguments + piece.arguments)
 

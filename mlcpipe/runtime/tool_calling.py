@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mlcpipe.errors import MlcpipeError
+from mlcpipe.errors import MlcpipeError, UsageError
 from mlcpipe.runtime.response_format import ANY_OBJECT
 from mlcpipe.runtime.serving.grammar import Grammar, GrammarCompiler, GrammarSource, Thinking
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -66,14 +66,19 @@ class ToolCalling:
         return None if made is None else replace(made, thinking=thinking)
 
     def find_refused(self, tools: Sequence[Tool]) -> set[bytes]:
-        """Tools whose schemas cannot be honoured; all tools if the schemas only fail together."""
+        """Tools whose schemas cannot be honoured; all tools if the schemas only fail together.
+
+        Raises UsageError, which names the tool, for the grammar of a custom one.
+        """
         found = set()
         for tool in tools:
             try:
                 made = self.style.grammar([tool], self.literal, forced=True, parallel=False)
                 if made is not None:
                     self.grammars.compile(made)
-            except MlcpipeError:
+            except MlcpipeError as error:
+                if tool.custom:
+                    raise UsageError(f"the grammar of the tool {tool.name}", found=error) from None
                 found.add(_digest(tool))
         if len(self._refused) > _MOST_REFUSED:
             self._refused.clear()
@@ -93,4 +98,4 @@ class ToolCalling:
 
 
 def _digest(tool: Tool) -> bytes:
-    return hashlib.sha256(json.dumps(tool.parameters).encode()).digest()
+    return hashlib.sha256(json.dumps([tool.parameters, tool.lark]).encode()).digest()

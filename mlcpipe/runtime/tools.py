@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlcpipe.errors import UsageError, last_line
+from mlcpipe.runtime.custom_tools import arguments_of, parameters_of
 from mlcpipe.runtime.tool_formats.style import Tool
 
 ToolLike = Mapping[str, Any] | Callable[..., object]
@@ -40,29 +41,37 @@ def tool_of(name: object, description: object, parameters: object, strict: objec
     return Tool(name, description if isinstance(description, str) else "", parameters, strict is True)
 
 
+def custom_of(given: Mapping[str, Any], where: str) -> Tool:
+    """A checked custom tool of OpenAI's, from its name, description and format. Raises UsageError."""
+    parameters, lark = parameters_of(given.get("format"), where)
+    tool = tool_of(given.get("name"), given.get("description"), parameters, True, where)
+    return replace(tool, custom=True, lark=lark)
+
+
 def choice_of(tools: Sequence[ToolLike], choice: object, *, parallel: bool = True) -> ToolChoice:
     """The tools in OpenAI's JSON, or functions, of which `tool_choice` leaves some. Raises UsageError.
 
-    `choice` is none, auto (or None), required, `{"type": "function", "function": {"name": …}}`, or `allowed_tools`.
+    `choice` is none, auto (or None), required, `{"type": "function", "function": {"name": …}}`, the same of a
+    custom tool, or `allowed_tools`.
     """
     made = [_tool(given, f"tools[{index}]") for index, given in enumerate(tools)]
     if not isinstance(choice, Mapping):
         return choose(made, choice, parallel=parallel)
     if choice.get("type") == "allowed_tools":
         return choose_allowed(made, choice.get("allowed_tools"), parallel=parallel)
-    named = choice.get("function")
-    name = named.get("name") if isinstance(named, Mapping) else None
-    return choose(made, None, named=name if isinstance(name, str) else "", parallel=parallel)
+    return choose(made, choice, parallel=parallel)
 
 
-def choose(tools: Sequence[Tool], choice: object, *, named: str | None = None, parallel: bool = True) -> ToolChoice:
-    """The tools that a choice allows: "none", "auto", "required", or a named one. Raises UsageError."""
+def choose(tools: Sequence[Tool], choice: object, *, parallel: bool = True) -> ToolChoice:
+    """The tools that a choice allows: "none", "auto", "required", or a named one as a mapping. Raises UsageError."""
     if len(tools) > MAX_TOOLS:
         raise UsageError("tools", expected=f"at most {MAX_TOOLS}", found=len(tools))
-    if named is not None:
-        kept = [tool for tool in tools if tool.name == named]
+    if isinstance(choice, Mapping):
+        name, custom = _named(choice)
+        kept = [tool for tool in tools if (tool.name, tool.custom) == (name, custom)]
         if not kept:
-            raise UsageError("tool_choice", expected=_CHOICES, found=f"no tool is named {named[:100]!r}")
+            kind = "custom tool" if custom else "tool"
+            raise UsageError("tool_choice", expected=_CHOICES, found=f"no {kind} is named {str(name)[:100]!r}")
         return ToolChoice(kept[:1], forced=True, parallel=False)
     if choice not in (None, "none", "auto", "required"):
         raise UsageError("tool_choice", expected=_CHOICES, found=repr(choice)[:100])
@@ -76,10 +85,16 @@ def choose_allowed(tools: Sequence[Tool], allowed: object, *, parallel: bool) ->
     named = allowed.get("tools") if isinstance(allowed, Mapping) else None
     if not isinstance(allowed, Mapping) or not isinstance(named, list):
         raise UsageError("tool_choice", expected="allowed_tools with a mode and a list of tools")
-    functions = [one.get("function", one) for one in named if isinstance(one, Mapping)]
-    names = [one.get("name") for one in functions if isinstance(one, Mapping)]
-    kept = [tool for tool in tools if tool.name in names]
+    names = [_named(one) for one in named if isinstance(one, Mapping)]
+    kept = [tool for tool in tools if (tool.name, tool.custom) in names]
     return choose(kept, str(allowed.get("mode", "auto")), parallel=parallel)
+
+
+def _named(given: Mapping[str, Any]) -> tuple[object, bool]:
+    """The name of a tool, and whether it is a custom one, in the form of chats or of responses."""
+    custom = given.get("type") == "custom"
+    named = given.get("custom" if custom else "function", given)
+    return named.get("name") if isinstance(named, Mapping) else None, custom
 
 
 def with_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -105,6 +120,11 @@ def with_arguments(message: dict[str, Any], loads: Callable[[str], object] = jso
 
 
 def _call(call: object, where: str) -> dict[str, Any]:
+    if isinstance(call, Mapping) and call.get("type") == "custom":
+        custom = call.get("custom")
+        given = custom if isinstance(custom, Mapping) else {}
+        called = {"name": given.get("name"), "arguments": arguments_of(given.get("input"))}
+        return _call({"id": call.get("id"), "function": called}, where)
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(where, expected="calls of functions with a name", found=repr(call)[:60])
@@ -119,6 +139,9 @@ def _tool(given: object, where: str) -> Tool:
     """A tool in OpenAI's JSON, or a function with type hints and a docstring."""
     if callable(given):
         return _of_function(given, where)
+    if isinstance(given, Mapping) and given.get("type") == "custom":
+        custom = given.get("custom")
+        return custom_of(custom if isinstance(custom, Mapping) else {}, f"{where}.custom")
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or given.get("type", "function") != "function" or not isinstance(function, dict):
         raise UsageError(where, expected='{"type": "function", "function": {"name": …}}', found=repr(given)[:60])

@@ -9,12 +9,15 @@ from typing import Literal
 from mlcpipe.runtime.sampling_params import TokenLogprob
 from mlcpipe.server.answers import Answers, Delta
 
-Kind = Literal["reasoning", "text", "call"]
+Kind = Literal["reasoning", "text", "call", "custom"]
 
 
 @dataclass
 class Block:
-    """One block with its growing `text`; for a call, the arguments. `logprobs` are of the tokens of a text."""
+    """One block with its growing `text`: for a call the arguments, for one of a custom tool the input.
+
+    `logprobs` are of the tokens of a text.
+    """
 
     index: int
     kind: Kind
@@ -65,11 +68,12 @@ class Blocks:
         if delta.text:
             yield from self._grow("text", delta.text)
         for piece in delta.calls:
+            kind: Kind = "custom" if piece.custom else "call"
             if piece.name is not None:
                 yield from self.closed()
-                yield from self._begin(Block(len(self.made), "call", piece.id, piece.name))
+                yield from self._begin(Block(len(self.made), kind, piece.id, piece.name))
             if piece.arguments:
-                yield from self._grow("call", piece.arguments)
+                yield from self._grow(kind, piece.arguments)
         if delta.finish is not None:
             self.last = delta
 

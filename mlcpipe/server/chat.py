@@ -198,10 +198,11 @@ def _delta_json(delta: Delta) -> dict[str, Any]:
 
 
 def _call_piece(piece: CallPiece) -> dict[str, Any]:
-    function: dict[str, Any] = {"arguments": piece.arguments}
+    kind, text = ("custom", "input") if piece.custom else ("function", "arguments")
     if piece.name is None:
-        return {"index": piece.index, "function": function}
-    return {"index": piece.index, "id": piece.id, "type": "function", "function": {"name": piece.name, **function}}
+        return {"index": piece.index, kind: {text: piece.arguments}}
+    called = {"name": piece.name, text: piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": kind, kind: called}
 
 
 def _choice(index: int, answer: Answer, *, with_logprobs: bool) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _tool_choice(body: CountBody) -> ToolChoice:
     given = body.tool_choice or {"type": "auto"}
     parallel = given.get("disable_parallel_tool_use") is not True
     if given.get("type") == "tool":
-        return choose(tools, None, named=str(given.get("name")))
+        return choose(tools, {"name": given.get("name")})
     return choose(tools, _CHOICES.get(str(given.get("type")), "unknown"), parallel=parallel)
 
 

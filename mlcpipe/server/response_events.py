@@ -13,7 +13,7 @@ from mlcpipe.server.blocks import Block, BlockEvent, Blocks
 from mlcpipe.server.sse import encoded, event
 from mlcpipe.server.timings import PromptProgress, timings
 
-_PREFIX = {"reasoning": "rs", "text": "msg", "call": "fc"}
+_PREFIX = {"reasoning": "rs", "text": "msg", "call": "fc", "custom": "ctc"}
 _TIMED = ("response.output_text.delta", "response.completed", "response.incomplete")
 Emit = Callable[..., str]
 
@@ -83,7 +83,7 @@ def _block_events(one: BlockEvent, ids: dict[int, str], emit: Emit) -> Iterator[
     part_place = {**place, "content_index": 0}
     if one.what == "start":
         empty = {**_item(Block(block.index, block.kind, block.id, block.name), item_id), "status": "in_progress"}
-        if block.kind != "call":
+        if block.kind not in ("call", "custom"):
             empty["content"] = []
         yield emit("response.output_item.added", output_index=block.index, item=empty)
         if block.kind == "text":
@@ -91,6 +91,8 @@ def _block_events(one: BlockEvent, ids: dict[int, str], emit: Emit) -> Iterator[
     elif one.what == "delta":
         if block.kind == "call":
             yield emit("response.function_call_arguments.delta", **place, delta=one.text)
+        elif block.kind == "custom":
+            yield emit("response.custom_tool_call_input.delta", **place, delta=one.text)
         elif block.kind == "text":
             yield emit("response.output_text.delta", **part_place, delta=one.text, logprobs=_logprobs(one.logprobs))
         else:
@@ -99,6 +101,8 @@ def _block_events(one: BlockEvent, ids: dict[int, str], emit: Emit) -> Iterator[
         if block.kind == "call":
             done = {**place, "name": block.name, "arguments": block.text}
             yield emit("response.function_call_arguments.done", **done)
+        elif block.kind == "custom":
+            yield emit("response.custom_tool_call_input.done", **place, input=block.text)
         elif block.kind == "text":
             yield emit("response.output_text.done", **part_place, text=block.text, logprobs=_logprobs(block.logprobs))
             yield emit("response.content_part.done", **part_place, part=_part(block))
@@ -111,6 +115,9 @@ def _item(block: Block, item_id: str) -> dict[str, Any]:
     if block.kind == "call":
         return {"id": item_id, "type": "function_call", "status": "completed", "call_id": block.id,
                 "name": block.name, "arguments": block.text}  # fmt: skip
+    if block.kind == "custom":
+        return {"id": item_id, "type": "custom_tool_call", "status": "completed", "call_id": block.id,
+                "name": block.name, "input": block.text}  # fmt: skip
     if block.kind == "reasoning":
         text = {"type": "reasoning_text", "text": block.text}
         return {"id": item_id, "type": "reasoning", "summary": [], "content": [text], "status": "completed"}

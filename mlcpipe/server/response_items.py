@@ -10,11 +10,15 @@ from mlcpipe.server.compaction import before_next, opened, text_in_parts
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.message_content import picture
 
+_CALLS = ("function_call", "custom_tool_call")
+_RESULTS = ("function_call_output", "custom_tool_call_output")
 MAX_COMPACTIONS = 32  # of an input: each one copies what is before it
 _PREFIX = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "reasoning": "rs",
     "compaction": "cmp",
 }
@@ -52,7 +56,7 @@ def messages_of(given: str | list[dict[str, Any]], earlier: int = 0) -> list[dic
         if kind == "compaction":
             notes = _noted(out, opened(item, where), notes)
             continue
-        if notes and kind in ("message", "function_call", "function_call_output"):
+        if notes and kind in ("message", *_CALLS, *_RESULTS):
             if kind == "message" and item.get("role") == "user":
                 item = {**item, "content": _after(notes, item.get("content"))}
             else:
@@ -63,21 +67,29 @@ def messages_of(given: str | list[dict[str, Any]], earlier: int = 0) -> list[dic
             if reasoning and message["role"] == "assistant":
                 message["reasoning_content"], reasoning = reasoning, ""
             out.append(message)
-        elif kind == "function_call":
+        elif kind in _CALLS:
             said = out[-1] if out and out[-1]["role"] == "assistant" else None
             if said is None:
                 said = {"role": "assistant", "content": None}
                 if reasoning:
                     said["reasoning_content"], reasoning = reasoning, ""
                 out.append(said)
-            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-            said.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
-        elif kind == "function_call_output":
+            said.setdefault("tool_calls", []).append(_call(item))
+        elif kind in _RESULTS:
             content = _content(item.get("output"), f"{where}.output")
             out.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": content})
         elif kind == "reasoning":
             reasoning = _reasoning(item)
     return [*out, {"role": "user", "content": notes}] if notes else out
+
+
+def _call(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A call in the form of the chat API."""
+    if item["type"] == "custom_tool_call":
+        custom = {"name": item.get("name"), "input": item.get("input")}
+        return {"id": item.get("call_id"), "type": "custom", "custom": custom}
+    function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+    return {"id": item.get("call_id"), "function": function}
 
 
 def _noted(out: list[dict[str, Any]], summary: str, notes: str) -> str:

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS
-from mlcpipe.runtime.tools import ToolChoice, choose, choose_allowed, tool_of
+from mlcpipe.runtime.tools import ToolChoice, choose, choose_allowed, custom_of, tool_of
 from mlcpipe.server import compaction
 from mlcpipe.server.background import Run, Runs
 from mlcpipe.server.blocks import Blocks
@@ -310,19 +310,18 @@ def _form(form: TextFormat) -> ResponseFormat:
 
 
 def _tool_choice(body: InputBody) -> ToolChoice:
-    """The function tools; skips tools that OpenAI runs itself, and those of other kinds."""
+    """The functions and custom tools; skips tools that OpenAI runs itself, and those of other kinds."""
     tools = []
     for index, tool in enumerate(body.tools or ()):
-        if tool.get("type") == "function":
-            get = tool.get
-            where = f"tools[{index}]"
+        get, where = tool.get, f"tools[{index}]"
+        if get("type") == "custom":
+            tools.append(custom_of(tool, where))
+        elif get("type") == "function":
             tools.append(tool_of(get("name"), get("description"), get("parameters"), get("strict"), where))
     parallel = body.parallel_tool_calls is not False
-    if not isinstance(body.tool_choice, dict):
-        return choose(tools, body.tool_choice, parallel=parallel)
-    if body.tool_choice.get("type") == "allowed_tools":
+    if isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == "allowed_tools":
         return choose_allowed(tools, body.tool_choice, parallel=parallel)
-    return choose(tools, None, named=str(body.tool_choice.get("name")), parallel=parallel)
+    return choose(tools, body.tool_choice, parallel=parallel)
 
 
 def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:

@@ -226,8 +226,8 @@ class Service(OffLoop):
         """The request with a compiled grammar. Raises ApiError for one that cannot be honoured."""
         if source is None:
             return request
-        nbytes = _COMPILING * (len(source.text) + sum(len(text) for _, text in source.parts))
-        return replace(request, grammar=await self.apart(lambda: self.calling.grammars.compile(source), nbytes))
+        compiled = await self.apart(lambda: self.calling.grammars.compile(source), _COMPILING * source.chars)
+        return replace(request, grammar=compiled)
 
     async def with_tools(
         self, request: Request, choice: ToolChoice, form: GrammarSource | None, thinking: Thinking, nbytes: int

@@ -15,6 +15,7 @@ pytest.importorskip("fastapi")
 pytestmark = pytest.mark.full
 
 from tests.server.conftest import NAME, Running
+from tests.unit.server.tools import PATCH_GRAMMAR
 
 if TYPE_CHECKING:
     from mlcpipe import Engine
@@ -204,7 +205,7 @@ def codex() -> dict[str, Any]:
             {"type": "custom_tool_call", "call_id": "call_2", "name": "apply_patch", "input": "*** Begin Patch"},
             {"type": "custom_tool_call_output", "call_id": "call_2", "output": "done"},
         ],
-        "tools": [SHELL, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}, {"type": "web_search"}, {"type": "local_shell"}],
+        "tools": [SHELL, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": PATCH_GRAMMAR}}, {"type": "web_search"}, {"type": "local_shell"}],
         "tool_choice": "auto",
         "parallel_tool_calls": False,
         "reasoning": {"effort": "medium", "summary": "auto"},

@@ -73,6 +73,20 @@ def test_a_named_tool_is_called_and_streamed(ai: Any) -> None:
     assert json.loads("".join(call.function.arguments for call in deltas))["city"] in ("Paris", "Rome")
 
 
+def test_the_input_of_a_custom_tool_fits_its_grammar(ai: Any) -> None:
+    """Quotes, backslashes and line ends are escaped where the model writes them."""
+    lines = 'start: line~2..3\nline: /["\\\\a-f]{1,4}/ LF\n%import common.LF\n'
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": lines}}
+    tool = {"type": "custom", "custom": {"name": "draw", "format": grammar}}
+    for seed in range(2):
+        with ask(
+            ai, tools=[tool, CLOCK], tool_choice={"type": "custom", "custom": {"name": "draw"}}, seed=seed, stream=True
+        ) as stream:
+            deltas = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+        text = "".join(call.custom["input"] for call in deltas)
+        assert re.fullmatch(r'(["\\a-f]{1,4}\n){2,3}', text), text
+
+
 def test_logprobs_beside_a_grammar_are_numbers(client: httpx2.Client) -> None:
     body = {"messages": ASK, "regex": "[ab]", "max_tokens": 2, "logprobs": True, "top_logprobs": 20}
     (token,) = client.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]

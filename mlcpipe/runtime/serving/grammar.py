@@ -46,6 +46,7 @@ class GrammarSource:
 
     kind      "json_schema" (`text` is the schema as JSON), "regex", "lark" (llguidance's dialect), "gbnf" (llama.cpp's)
     parts     more JSON schemas that a Lark grammar names as `@name`, as pairs of name and JSON
+    lark_parts  more Lark grammars that a Lark grammar names, as pairs of name and text
     before    Lark rules of the text before it, the first one named `before`; "" for none
     thinking  "may": a `<think>…</think>` may come first; "open": the prompt has begun one, which must end first
     """
@@ -53,8 +54,14 @@ class GrammarSource:
     kind: Literal["json_schema", "regex", "lark", "gbnf"]
     text: str
     parts: tuple[tuple[str, str], ...] = field(default=())
+    lark_parts: tuple[tuple[str, str], ...] = field(default=())
     thinking: Thinking = "none"
     before: str = ""
+
+    @property
+    def chars(self) -> int:
+        """The length of all its texts."""
+        return len(self.text) + sum(len(text) for _, text in (*self.parts, *self.lark_parts))
 
 
 class Grammar:
@@ -192,9 +199,8 @@ class GrammarCompiler:
             if (kept := self._kept.get(source)) is not None:
                 self._kept.move_to_end(source)
                 return Grammar(*kept, self._beside)
-        size = len(source.text) + sum(len(text) for _, text in source.parts)
-        if size > MAX_SOURCE:
-            raise UsageError("the grammar is too long", expected=f"at most {MAX_SOURCE} characters", found=size)
+        if source.chars > MAX_SOURCE:
+            raise UsageError("the grammar is too long", expected=f"at most {MAX_SOURCE} characters", found=source.chars)
         compiled = self._compiled(source)
         with self._lock:
             self._kept[source] = compiled
@@ -280,6 +286,7 @@ def _grammars(source: GrammarSource) -> str:
     else:
         body = {"lark_grammar": _lark_of(source.text) if source.kind == "gbnf" else source.text}
     grammars = [{**body, "name": "answer"}, *({**_json_grammar(text), "name": name} for name, text in source.parts)]
+    grammars += [{"lark_grammar": text, "name": name} for name, text in source.lark_parts]
     if source.before:
         grammars.insert(0, {"name": "main", "lark_grammar": f"start: before @answer\n{source.before}"})
     if source.thinking != "none":

@@ -26,6 +26,7 @@ from mlcpipe.runtime.text.harmony import (
     is_harmony,
 )
 from mlcpipe.runtime.tool_formats.style import (
+    AROUND_INPUT,
     Literal,
     Messages,
     Piece,
@@ -33,8 +34,10 @@ from mlcpipe.runtime.tool_formats.style import (
     Thought,
     Tool,
     ToolParser,
-    arguments_schema,
+    argument_parts,
     call_id,
+    in_json,
+    input_parts,
     to_template,
 )
 
@@ -79,14 +82,13 @@ class Harmony(Style):
             f'said: {channel} "{COMMENTARY}" {message} until',
             "call: " + " | ".join(f"call_{index}" for index in range(len(tools))),
         ]
-        parts = []
         for index, tool in enumerate(tools):
             to = f" to={_FUNCTIONS}{tool.name}"
             header = f"{channel} {json.dumps(COMMENTARY + to)} | {json.dumps(to)} {channel} {json.dumps(COMMENTARY)}"
-            rules.append(f"call_{index}: ({header}) {kind} @tool_{index}")
-            parts.append((f"tool_{index}", json.dumps(arguments_schema(tool))))
-        text = "\n".join(rules) + "\n" + self.before_answer(literal)
-        return GrammarSource("lark", text, tuple(parts))
+            rules.append(f"call_{index}: ({header}) {kind} {in_json(tool, index)}")
+        around = AROUND_INPUT if any(tool.lark for tool in tools) else ""
+        text = "\n".join(rules) + "\n" + around + self.before_answer(literal)
+        return GrammarSource("lark", text, argument_parts(tools), input_parts(tools))
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """The parser of channels."""

@@ -16,9 +16,8 @@ from mlcpipe.runtime.tool_formats.style import (
     Style,
     Tool,
     ToolParser,
-    any_tool,
-    call_schemas,
     in_tags,
+    json_calls,
     to_template,
 )
 
@@ -41,9 +40,10 @@ class Hermes(Style):
 
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
         """From the tag on, the JSON of a tool; before it any text, unless forced."""
-        rest = f'"\\n"? {any_tool(tools)} "\\n"? {literal(END)}'
+        calls = json_calls(tools)
+        rest = f'"\\n"? {calls.one} "\\n"? {literal(END)}'
         text = in_tags(literal(BEGIN), rest, forced=forced, parallel=parallel)
-        return GrammarSource("lark", text, call_schemas(tools))
+        return GrammarSource("lark", text + calls.rules, calls.parts, calls.lark_parts)
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """The parser of tags."""

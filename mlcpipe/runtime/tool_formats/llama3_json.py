@@ -17,8 +17,7 @@ from mlcpipe.runtime.tool_formats.style import (
     Style,
     Tool,
     ToolParser,
-    any_tool,
-    call_schemas,
+    json_calls,
     to_template,
 )
 
@@ -46,7 +45,8 @@ class Llama3Json(Style):
         Text may begin with a brace, too: only calls after the tag are held to their schemas, or all calls if a tool is
         strict; then no text may begin so.
         """
-        one, tag = any_tool(tools), literal(TAG)
+        some, tag = json_calls(tools, "parameters"), literal(TAG)
+        one = some.one
         calls = f'{one} ("; " {one})*' if parallel else one
         if forced:
             text = f"start: {calls}\n"
@@ -56,7 +56,7 @@ class Llama3Json(Style):
             text = f"start: TEXT ({tag} {calls})?\n{TEXT}"
         else:
             return None
-        return GrammarSource("lark", text, call_schemas(tools, "parameters"))
+        return GrammarSource("lark", text + some.rules, some.parts, some.lark_parts)
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """The parser of an answer that begins with a tool call, or has the tag."""

@@ -18,9 +18,8 @@ from mlcpipe.runtime.tool_formats.style import (
     Style,
     Tool,
     ToolParser,
-    any_tool,
     call_id,
-    call_schemas,
+    json_calls,
     to_template,
 )
 
@@ -43,7 +42,8 @@ class Mistral(Style):
 
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
         """From the marker on, a list of calls."""
-        one, begin = any_tool(tools), literal(BEGIN)
+        calls, begin = json_calls(tools), literal(BEGIN)
+        one = calls.one
         more = f'(", " {one})*' if parallel else ""
         body = f'" "? "[" {one} {more} "]"'
         if forced:
@@ -52,7 +52,7 @@ class Mistral(Style):
             text = f"start: TEXT ({begin} {body})?\n{TEXT}"
         else:
             text = f"start: head {body} | TEXT\nhead[lazy]: TEXT {begin}\n{TEXT}"
-        return GrammarSource("lark", text, call_schemas(tools))
+        return GrammarSource("lark", text + calls.rules, calls.parts, calls.lark_parts)
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """The parser of the list."""

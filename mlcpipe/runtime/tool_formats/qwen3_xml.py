@@ -61,7 +61,8 @@ class Qwen3Xml(Style):
         some = " | ".join(f"tool_{index}" for index in range(len(tools)))
         text = in_tags(literal(BEGIN), f'"\\n" ({some}) {literal(END)}', forced=forced, parallel=parallel)
         parts = tuple((name, schema) for schema, name in rules.parts.items())
-        return GrammarSource("lark", "\n".join([text, *rules.lines, ""]), parts)
+        lark_parts = tuple((name, lark) for lark, name in rules.lark_parts.items())
+        return GrammarSource("lark", "\n".join([text, *rules.lines, ""]), parts, lark_parts)
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """The parser of tags; a call arrives in one piece at its end."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlcpipe.errors import UsageError
-from mlcpipe.runtime.tool_formats.style import Tool, arguments_schema, quoted
+from mlcpipe.runtime.tool_formats.style import INPUT, Tool, arguments_schema, quoted
 
 Schema = Mapping[str, Any]
 Text = str | tuple[str, ...]  # a literal, or regular expressions that a text must match
@@ -166,10 +166,11 @@ class Values:
 
 @dataclass
 class Rules:
-    """Rules in Lark for all tools' parameters, and the JSON schemas that they name, without duplicates."""
+    """Rules in Lark for all tools' parameters, and the JSON schemas and grammars that they name, without duplicates."""
 
     lines: list[str] = field(default_factory=list)
     parts: dict[str, str] = field(default_factory=dict)  # schema -> name
+    lark_parts: dict[str, str] = field(default_factory=dict)  # grammar -> name
     _names: dict[str, str] = field(default_factory=dict)
 
     def arguments(self, tool: Tool) -> str:
@@ -177,6 +178,9 @@ class Rules:
 
         Raises UsageError for parameters without a value, and for a strict tool with unknown keywords.
         """
+        if tool.lark:  # a text is written as it is
+            name = self.lark_parts.setdefault(tool.lark, f"input_{len(self.lark_parts)}")
+            return f'"<parameter={INPUT}>\\n" @{name} "\\n</parameter>\\n"'
         values = Values(tool)
         forms = [" ".join(self._parameters(form, values)) or '""' for form in values.forms]
         if tool.strict and not values.known:

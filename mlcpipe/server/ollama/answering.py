@@ -94,7 +94,10 @@ def _conversation(service: Service, body: ChatBody) -> Conversation:
     messages = [_message(one, f"messages[{index}]", sees=sees) for index, one in enumerate(body.messages or ())]
     if messages[-1].get("role") == "assistant" and messages[-1].get("tool_calls"):
         raise ApiError(400, "messages: expected the results of the tools after their calls", param="messages")
-    return replace(_asked(service, body, messages), choice=choice_of(body.tools or (), None))
+    choice = choice_of(body.tools or (), None)
+    if any(tool.custom for tool in choice.tools):
+        raise ApiError(400, "tools: expected functions", param="tools", code="unsupported_parameter")
+    return replace(_asked(service, body, messages), choice=choice)
 
 
 def _asked(service: Service, body: AnswerFields, messages: list[dict[str, Any]]) -> Conversation:

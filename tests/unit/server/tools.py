@@ -89,3 +89,31 @@ def joined(pieces: list[Any]) -> tuple[str, list[tuple[str, Any]]]:
         else:
             calls[found.index][1] += found.arguments
     return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+# The grammar of Codex's tool apply_patch, and patches of it.
+PATCH_GRAMMAR = """\
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+PATCHES = [
+    '*** Begin Patch\n*** Update File: a "b"\\c.py\n@@ def f():\n-x = "1\\n"\t\n+y\n*** End of File\n*** End Patch',
+    '*** Begin Patch\n*** Delete File: \\\n*** Add File: a\n+é\U0001f600 "q"\n+\n*** End Patch\n',
+]

@@ -32,6 +32,8 @@ class Truncation:
     top_n_sigma      standard deviations of the logits below the largest one; 0 or less for no limit
     xtc_probability  [0, 1]; how often the tokens of at least `xtc_threshold`, but the least probable, are left out
     xtc_threshold    [0, 1]; above 0.5 no two tokens have it, so that it does nothing
+    told             whether the probabilities of what is left are reported, so that top-k, top-p and min-p are applied
+                     here too; where nothing else is, after temperature, as the compiled sampler does
     mirostat         0, or version 1 or 2; mirostat_tau (bits of surprise to keep), mirostat_eta (its learning rate)
 
     Raises UsageError.
@@ -44,6 +46,7 @@ class Truncation:
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    told: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -57,7 +60,12 @@ class Truncation:
 
     @property
     def neutral(self) -> bool:
-        """Whether it leaves all tokens."""
+        """Whether it leaves all tokens, or those that the compiled sampler leaves, which nobody asks about."""
+        return self.alone and not self.told
+
+    @property
+    def alone(self) -> bool:
+        """Whether top-k, top-p and min-p are all that leaves tokens out."""
         xtc = self.xtc_probability > 0 and self.xtc_threshold <= 0.5
         return self.typical_p >= 1 and self.top_n_sigma <= 0 and not xtc and not self.mirostat
 
@@ -81,6 +89,10 @@ class Truncator:
         if not len(ids) or not np.isfinite(logs).all():
             return np.arange(len(logits))
         chosen, params = self._set, self._params
+        if chosen.told and params.greedy:
+            return ids
+        if chosen.told and chosen.alone:
+            logs = logs / max(params.temperature, _MIN_TEMPERATURE)
         if chosen.top_n_sigma > 0:
             ids, logs = _only(ids, logs, logs >= logs.max() - chosen.top_n_sigma * logs.std())
         if 0 < params.top_k < len(ids):

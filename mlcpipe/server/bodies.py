@@ -189,6 +189,16 @@ class SamplingFields(Body):
     structured_outputs: StructuredOutputs | None = None
 
     adds_special_tokens: ClassVar[bool] = False
+    _tells_what_is_left: bool = PrivateAttr(False)
+
+    @property
+    def tells_what_is_left(self) -> bool:
+        """Whether log-probabilities are those among the tokens that truncation leaves."""
+        return self._tells_what_is_left
+
+    def tell_what_is_left(self) -> None:
+        """Have them so, as the translation of a body of another server asks."""
+        self._tells_what_is_left = True
 
     @property
     def tells_progress(self) -> bool:

@@ -47,7 +47,8 @@ def reads_vocabulary(body: SamplingFields, budget: int | None = None) -> bool:
 def asks_for_rules(body: SamplingFields, budget: int | None = None) -> bool:
     """Whether the fields ask for more than `rules_of` without them."""
     fields = ("min_tokens", "allowed_token_ids", *_TRUNCATION, *_DRY.values(), "dry_sequence_breakers")
-    return budget is not None or any(getattr(body, name) is not None for name in fields)
+    asked = budget is not None or body.tells_what_is_left
+    return asked or any(getattr(body, name) is not None for name in fields)
 
 
 def check_rules(body: SamplingFields) -> None:
@@ -93,7 +94,7 @@ def _given(body: SamplingFields, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _truncation_of(body: SamplingFields) -> Truncation:
-    return Truncation(**_given(body, {name: name for name in _TRUNCATION}))
+    return Truncation(**_given(body, {name: name for name in _TRUNCATION}), told=body.tells_what_is_left)
 
 
 def _dry_of(body: SamplingFields, words: Words) -> Dry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -94,6 +95,27 @@ def test_probabilities_of_tokens(client: httpx2.Client) -> None:
     assert len(made) == 4 and all(one["top_logprobs"][0]["logprob"] == one["logprob"] for one in made)
     pieces = [one for one in events(client, n_predict=4) if not one["stop"]]
     assert [token for one in pieces for token in one["tokens"]] == [one["id"] for one in made]
+
+
+def test_probabilities_after_truncation(client: httpx2.Client) -> None:
+    """Those before it, among the tokens that are left; the answer is the same."""
+    sampled = {"temperature": 1.5, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "seed": 3, "n_probs": 20, "n_predict": 6}
+    before, after = ask(client, **sampled), ask(client, **sampled, post_sampling_probs=True)
+    assert after["content"] == before["content"] and after["generation_settings"]["post_sampling_probs"] is True
+    for one, other in zip(before["completion_probabilities"], after["completion_probabilities"], strict=True):
+        probs = {each["id"]: math.exp(each["logprob"]) for each in one["top_logprobs"]}
+        first = {token: probs[token] / sum([*probs.values()][:5]) for token in [*probs][:5]}
+        mass, left = 0.0, list[int]()
+        for token in first:
+            if mass < 0.9 and first[token] >= 0.05 * max(first.values()):
+                left.append(token)
+            mass += first[token]
+        expected = {token: probs[token] / sum(probs[each] for each in left) for token in left}
+        assert {each["id"]: each["prob"] for each in other["top_probs"]} == pytest.approx(expected, rel=1e-4)
+        assert other["prob"] == pytest.approx(expected[other["id"]], rel=1e-4) and "logprob" not in other
+    (greedy,) = ask(client, n_probs=3, n_predict=1, post_sampling_probs=True)["completion_probabilities"]
+    assert greedy["prob"] == 1 and [each["prob"] for each in greedy["top_probs"]] == [1, 0, 0]
+    assert greedy["top_probs"][0]["id"] == greedy["id"]
 
 
 def test_fields_of_a_response(client: httpx2.Client, expected: str) -> None:

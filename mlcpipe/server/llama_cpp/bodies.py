@@ -43,7 +43,7 @@ class TextFields(Body):
     return_tokens: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
-    post_sampling_probs: bool | None = None  # refused with `n_probs`
+    post_sampling_probs: bool | None = None
     # Of no effect on an answer: prompts are always cached, and requests have no slots.
     cache_prompt: bool | None = None
     id_slot: int | None = None
@@ -63,12 +63,9 @@ class TextFields(Body):
 
     def completion(self, service: Service, prompts: list[list[int]], stop_ids: Sequence[int] = ()) -> CompletionBody:
         """The body for prompts of tokens. Raises ApiError, which names the field."""
-        if self.post_sampling_probs and self.n_probs:
-            message = "post_sampling_probs: n_probs gives those before top_k, top_p and min_p; leave it out"
-            raise ApiError(400, message, param="post_sampling_probs", code="unsupported_parameter")
         extra = dict(self.model_extra or {})
         ends = extra.get("stop_token_ids") or []
-        return translated(
+        made = translated(
             CompletionBody,
             {
                 **extra,
@@ -87,6 +84,9 @@ class TextFields(Body):
             },
             self,
         )
+        if self.post_sampling_probs and self.n_probs:
+            made.tell_what_is_left()
+        return made
 
     def _logprobs(self, prompts: int) -> int | None:
         """They also tell the tokens, and count those of several answers apart."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
 from mlcpipe.runtime.sampling_params import TokenLogprob
-from mlcpipe.server.answers import Answers, Delta, Usage
+from mlcpipe.server.answers import LOWEST_LOGPROB, Answers, Delta, Usage
 from mlcpipe.server.bodies import body_schema, parsed
 from mlcpipe.server.completions import CompletionBody, answers_to_texts
 from mlcpipe.server.errors import ApiError
@@ -129,7 +130,7 @@ class _Text:
             self.ended, self.stop_type, self.predicted = True, "limit", 0
             return ""
         self.ids += [one.token_id for one in delta.logprobs]
-        self.probs += _probs(self.body, delta.logprobs)
+        self.probs += self._probs(delta.logprobs)
         piece = self._cut.take(delta.text)
         self.content += piece
         if delta.finish is not None:
@@ -139,6 +140,27 @@ class _Text:
         if self._cut.ended:
             self.ended, self.stop_type = True, "limit"
         return piece
+
+    def _probs(self, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        """Log-probabilities of tokens and their alternatives before truncation, or probabilities after it, as far as
+        any is left; at temperature 0 one has all.
+        """
+        if not self.body.n_probs:
+            return []
+        if not self.body.post_sampling_probs:
+            return [{**_told(one, one.logprob), "top_logprobs": [_told(each, each.logprob) for each in one.top]}
+                    for one in tokens]  # fmt: skip
+        made = []
+        for one in tokens:
+            if self.settings["temperature"] == 0:
+                probs = [(each, float(each.token_id == one.token_id)) for each in one.top]
+                own = 1.0
+            else:
+                probs = [(each, math.exp(each.logprob)) for each in one.top if each.logprob > LOWEST_LOGPROB]
+                own = math.exp(one.logprob)
+            top = [_told(each, prob, "prob") for each, prob in probs]
+            made.append({**_told(one, own, "prob"), "top_probs": top})
+        return made
 
     def part(self, piece: str, delta: Delta, usage: Usage) -> dict[str, Any]:
         """A piece of a stream."""
@@ -153,7 +175,7 @@ class _Text:
         }
         if self.body.timings_per_token:
             made["timings"] = timings(usage)
-        probs = _probs(self.body, delta.logprobs)
+        probs = self._probs(delta.logprobs)
         return {**made, "completion_probabilities": probs} if probs else made
 
     def end(self, usage: Usage, *, whole: bool = True) -> dict[str, Any]:
@@ -199,19 +221,12 @@ def _settings(service: Service, body: TextFields, completion: CompletionBody) ->
         "n_probs": body.n_probs or 0,
         "stream": bool(body.stream),
         "timings_per_token": bool(body.timings_per_token),
-        "post_sampling_probs": False,
+        "post_sampling_probs": completion.tells_what_is_left,
     }
 
 
-def _probs(body: TextFields, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Log-probabilities of tokens and their alternatives, before truncation."""
-    if not body.n_probs:
-        return []
-
-    def one(token: TokenLogprob) -> dict[str, Any]:
-        return {"id": token.token_id, "token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
-
-    return [{**one(token), "top_logprobs": [one(other) for other in token.top]} for token in tokens]
+def _told(token: TokenLogprob, value: float, name: str = "logprob") -> dict[str, Any]:
+    return {"id": token.token_id, "token": token.text, "bytes": list(token.bytes), name: value}
 
 
 def _picked(made: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:

@@ -222,7 +222,6 @@ def test_biases_of_texts_pairs_and_false() -> None:
         ("/completion", {"prompt": [10**30]}, "prompt"),
         ("/completion", {"prompt": [-1]}, "prompt"),
         ("/completion", {"prompt": [[1], *([[1, "a", *["a"] * 4000]] * 2)]}, "4096 texts"),
-        ("/completion", {"prompt": "a", "n_probs": 1, "post_sampling_probs": True}, "post_sampling_probs"),
         ("/completion", {"prompt": "a", "min_keep": 2}, "min_keep"),
         ("/completion", {"prompt": "a", "temperature": 101}, "temperature"),
         ("/completion", {"prompt": "a", "stop_token_ids": 5}, "stop_token_ids"),

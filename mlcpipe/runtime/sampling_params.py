@@ -203,28 +203,34 @@ class CallPiece:
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool; `arguments` are the JSON of an object, of a `custom` tool its input, cut off where the answer
-    ended too early.
-    """
+    """A call of a tool; `arguments` are the JSON of an object, cut off where the answer ended too early."""
 
     id: str
     name: str
     arguments: str
-    custom: bool = False
 
     def described(self) -> dict[str, Any]:
         """In OpenAI's JSON."""
-        if self.custom:
-            return {"id": self.id, "type": "custom", "custom": {"name": self.name, "input": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
+
+
+class CustomToolCall(ToolCall):
+    """A call of a custom tool; `arguments` are its input, a text."""
+
+    __slots__ = ()
+
+    def described(self) -> dict[str, Any]:
+        """As that of other calls."""
+        return {"id": self.id, "type": "custom", "custom": {"name": self.name, "input": self.arguments}}
 
 
 def add_pieces(calls: list[ToolCall], pieces: Iterable[CallPiece]) -> None:
     """Append pieces to the calls so far."""
     for piece in pieces:
         if piece.name is not None:
-            calls.append(ToolCall(piece.id, piece.name, piece.arguments, piece.custom))
+            kind = CustomToolCall if piece.custom else ToolCall
+            calls.append(kind(piece.id, piece.name, piece.arguments))
         else:
             calls[piece.index] = calls[piece.index]._replace(arguments=calls[piece.index].arguments + piece.arguments)
 

@@ -11,11 +11,12 @@ import pytest
 
 llguidance = pytest.importorskip("llguidance")
 openai = pytest.importorskip("openai")
+httpx = pytest.importorskip("httpx")  # which it takes
 pytest.importorskip("fastapi")
 
 from mlcpipe.runtime.answer_reader import AnswerReader, Reading
 from mlcpipe.runtime.custom_tools import InputReader
-from mlcpipe.runtime.sampling_params import CallPiece, ToolCall, add_pieces
+from mlcpipe.runtime.sampling_params import CallPiece, CustomToolCall, ToolCall, add_pieces
 from mlcpipe.runtime.tool_calling import ToolCalling
 from mlcpipe.runtime.tools import choice_of
 from mlcpipe.server.app import create_app
@@ -70,7 +71,7 @@ def test_every_style_holds_inputs_to_their_grammar_and_reads_them(style: str) ->
         calls: list[ToolCall] = []
         for index, token in enumerate(tokens):
             add_pieces(calls, reader.read(token, last=index + 1 == len(tokens)).calls)
-        assert [(call.name, call.arguments, call.custom) for call in calls] == [(name, text, True)]
+        assert [(type(call), call.name, call.arguments) for call in calls] == [(CustomToolCall, name, text)]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +93,12 @@ def test_an_input_is_read_from_any_pieces(arguments: str, expected: str, size: i
     for piece in pieces:
         add_pieces(calls, reader.push([piece]))
     assert not reader.finish()
-    assert calls == [ToolCall("c", "t", expected, custom=True), ToolCall("d", "f", "{}")]
+    assert calls == [CustomToolCall("c", "t", expected), ToolCall("d", "f", "{}")]
+    assert [type(call) for call in calls] == [CustomToolCall, ToolCall]
 
 
 def with_openai(engine: FakeEngine, work: Callable[[Any], Awaitable[_T]]) -> _T:
     """The result of `work` with OpenAI's client."""
-    import httpx
 
     async def run() -> _T:
         app, guard = create_app()

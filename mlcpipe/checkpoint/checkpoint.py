@@ -20,7 +20,8 @@ from mlcpipe.support.json_files import read_json_object, shown, shown_path
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
-PREPROCESSOR_CONFIG = "preprocessor_config.json"
+# Of pictures: newer files have theirs in the second one, as `image_processor`.
+PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -186,7 +187,7 @@ class Checkpoint:
         call does not read them. Raises CheckpointError for a file that cannot be read or changes meanwhile.
         """
         files = [self.path / name for name in (CONFIG, *self.text_files(), *EMBEDDING_FILES)]
-        files += [self.path / PREPROCESSOR_CONFIG] if self.pictures is not None else []
+        files += [self.path / name for name in PROCESSOR_CONFIGS] if self.pictures is not None else []
         present = [file for file in files if file.is_file()]
         if any(file.name != SINGLE_FILE for file in self.weight_files):
             present.append(self.path / INDEX)
@@ -204,6 +205,19 @@ def _is_hash(value: object) -> bool:
 def printable_name(name: str) -> str | None:
     """The model's name without control characters, at most MAX_NAME of it; None if nothing is left."""
     return "".join(filter(str.isprintable, name))[:MAX_NAME] or None
+
+
+def read_preprocessor(folder: Path) -> dict[str, Any] | None:
+    """How a folder's pictures are made ready, None if it does not say: what is in processor_config.json counts, as in
+    transformers. Raises ConfigError.
+    """
+    alone, whole = (folder / name for name in PROCESSOR_CONFIGS)
+    found = read_config(whole).get("image_processor") if whole.is_file() else None
+    if found is None:
+        return read_config(alone) if alone.is_file() else None
+    if not isinstance(found, dict):
+        raise ConfigError("image_processor", where=whole.name, expected="an object", found=shown(found))
+    return found
 
 
 def read_config(path: Path) -> dict[str, Any]:

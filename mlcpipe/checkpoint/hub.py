@@ -24,7 +24,7 @@ from mlcpipe.checkpoint.checkpoint import (
     GENERATION_CONFIG,
     INDEX,
     PICKLES,
-    PREPROCESSOR_CONFIG,
+    PROCESSOR_CONFIGS,
     SINGLE_FILE,
     TEMPLATES,
     TOKENIZER_FILES,
@@ -196,7 +196,7 @@ class _Snapshot:
         if SINGLE_FILE not in self._listed and INDEX not in self._listed:
             raise self._no_weights()
         templates = filter(re.compile(rf"{TEMPLATES}/[\w-][\w.-]*\.jinja", re.ASCII).fullmatch, self._listed)
-        small = [CONFIG, GENERATION_CONFIG, PREPROCESSOR_CONFIG, *TOKENIZER_FILES, *templates, *EMBEDDING_FILES]
+        small = [CONFIG, GENERATION_CONFIG, *PROCESSOR_CONFIGS, *TOKENIZER_FILES, *templates, *EMBEDDING_FILES]
         if SINGLE_FILE not in self._listed:
             small.append(INDEX)
         folder = self._fetch(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from mlcpipe.checkpoint.checkpoint import PREPROCESSOR_CONFIG, Checkpoint, PictureTower, read_config
+from mlcpipe.checkpoint.checkpoint import Checkpoint, PictureTower, read_preprocessor
 from mlcpipe.checkpoint.flat_convolutions import as_modules_have_it
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
@@ -28,8 +28,7 @@ _FAMILIES: Mapping[str, str] = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }
-# The models whose text is read, and its family if `text_config` does not say it. Others are refused: PaliGemma's
-# prompts, for instance, attend to what follows.
+# The models whose text is read, and its family if `text_config` does not say it. Others are refused.
 TOWERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -53,6 +52,7 @@ TOWERS: Mapping[str, str] = {
     "qwen3_vl_moe": "qwen3_moe",
     "smolvlm": "llama",
 }
+_SEES_ALL = ("paligemma",)  # in whose prompts a token attends to those after it, too
 # Defaults of transformers' classes, which nested configurations leave out.
 _SIZES: Mapping[str, Mapping[str, int | float]] = {
     "gemma3_text": {
@@ -130,7 +130,8 @@ def with_pictures(checkpoint: Checkpoint) -> Checkpoint:
 
 def _pictures(whole: Checkpoint) -> PictureTower | None:
     """The tower, if there is one for the family, and files of a processor."""
-    if not has_tower(whole.config) or not (whole.path / PREPROCESSOR_CONFIG).is_file():
+    preprocessor = read_preprocessor(whole.path) if has_tower(whole.config) else None
+    if preprocessor is None:
         return None
     tensors, names = {}, tower_names(whole.config)
     for name, tensor in whole.tensors.items():
@@ -139,7 +140,7 @@ def _pictures(whole: Checkpoint) -> PictureTower | None:
         if prefix is not None and names[prefix]:
             own = names[prefix] + name.removeprefix(prefix)
             tensors[own] = as_modules_have_it(replace(tensor, name=own))
-    return PictureTower(whole.config, read_config(whole.path / PREPROCESSOR_CONFIG), MappingProxyType(tensors))
+    return PictureTower(whole.config, preprocessor, MappingProxyType(tensors))
 
 
 def text_family(model_type: str) -> str:
@@ -150,6 +151,11 @@ def text_family(model_type: str) -> str:
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the text model; the same object where it is not inside one of TOWERS."""
     whole, nested = str(config.get("model_type")), config.get(NESTED)
+    if whole in _SEES_ALL:
+        raise ConfigError(
+            f"model_type {whole} is not supported", where="config.json", found="tokens that attend to all of a prompt",
+            expected="a model whose tokens attend to those before them", next_step="take one that sees, such as gemma3",
+        )  # fmt: skip
     if whole not in TOWERS or (nested is None and PICTURES not in config):
         return config
     if nested is None:

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="the references are computed by torc
 transformers = pytest.importorskip("transformers", reason="the references are transformers models")
 
 from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.checkpoint.checkpoint import read_preprocessor
 from mlcpipe.checkpoint.text_tower import text_config
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model
@@ -175,9 +176,24 @@ def test_a_text_config_that_is_no_object_is_refused() -> None:
 
 def test_models_that_read_texts_in_their_own_way_are_refused() -> None:
     config = {"model_type": "paligemma", "text_config": {**TEXT, "model_type": "gemma"}, "vision_config": SIGLIP}
-    assert text_config(config) is config
-    with pytest.raises(ConfigError, match="unknown architecture in config.json model_type.*found 'paligemma'"):
-        build_model(config)
+    with pytest.raises(ConfigError, match="paligemma is not supported .*tokens that attend to all of a prompt"):
+        text_config(config)
+
+
+def test_pictures_are_made_ready_as_the_file_says_that_transformers_reads(tmp_path: Path) -> None:
+    alone, whole = tmp_path / "preprocessor_config.json", tmp_path / "processor_config.json"
+    assert read_preprocessor(tmp_path) is None
+    alone.write_text('{"resample": 2}')
+    whole.write_text('{"processor_class": "Gemma3Processor"}')
+    assert read_preprocessor(tmp_path) == {"resample": 2}
+    whole.write_text('{"image_processor": {"resample": 3}, "processor_class": "Gemma3Processor"}')
+    dictionary, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(str(tmp_path))
+    assert read_preprocessor(tmp_path) == dictionary == {"resample": 3}
+    alone.unlink()
+    assert read_preprocessor(tmp_path) == {"resample": 3}
+    whole.write_text('{"image_processor": [1]}')
+    with pytest.raises(ConfigError, match=r"image_processor in processor_config.json; expected an object; found \[1\]"):
+        read_preprocessor(tmp_path)
 
 
 def test_code_of_its_own_whose_layers_are_llamas(tmp_path: Path) -> None:

@@ -56,6 +56,24 @@ def split_pictures(content: Any, where: str) -> tuple[str, list[dict[str, Any]]]
     return "\n".join(texts), [part for part in parts if part["type"] == "image"]
 
 
+class PlacedMessage(dict[str, Any]):
+    """A message of the OpenAI API that is made of something else; `where` and where its `content` is in what the client
+    sent.
+    """
+
+    def __init__(self, message: Mapping[str, Any], where: str, content: str | None = None) -> None:
+        super().__init__(message)
+        self.where = where
+        self.content = f"{where}.content" if content is None else content
+
+
+def places_of(message: Mapping[str, Any], index: int) -> tuple[str, str]:
+    """Where the client has put the message at `index`, and its content."""
+    if isinstance(message, PlacedMessage):
+        return message.where, message.content
+    return f"messages[{index}]", f"messages[{index}].content"
+
+
 class PlacedPicture(dict[str, Any]):
     """A picture as a part of a message of the OpenAI API; `where` it is in what the client sent."""
 
@@ -84,10 +102,10 @@ def is_picture(part: Any) -> bool:
 def pictures_in(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The places and parts of all pictures of messages that are not checked yet."""
     for index, message in enumerate(messages):
-        content = message.get("content")
+        content, (_, where) = message.get("content"), places_of(message, index)
         for at, part in enumerate(content if isinstance(content, list) else ()):
             if is_picture(part):
-                yield place_of(part, f"messages[{index}].content[{at}].image_url"), part
+                yield place_of(part, f"{where}[{at}].image_url"), part
 
 
 def url_of(part: Mapping[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.json_values import object_in
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.message_blocks import messages_of
-from mlcpipe.server.message_content import text_of
+from mlcpipe.server.message_content import PlacedMessage, text_of
 from mlcpipe.server.prompts import without_billing
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, event, unless_left
@@ -84,7 +84,8 @@ def _conversation(service: Service, body: CountBody) -> Conversation:
     texts = without_billing([text_of([part], "system") for part in system])
     out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
     for index, message in enumerate(body.messages):
-        out += messages_of(message, f"messages[{index}]")
+        where = f"messages[{index}]"
+        out += [PlacedMessage(one, where) for one in messages_of(message, where)]
     begun = out[-1] if out and out[-1]["role"] == "assistant" else {}
     if begun.get("tool_calls"):
         raise ApiError(400, "messages: expected the results of the tools after their calls", param="messages")

@@ -19,7 +19,7 @@ from mlcpipe.runtime.tool_formats.style import Messages, Tool, ToolFormat
 from mlcpipe.runtime.tools import with_arguments, with_calls
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.json_values import value_in
-from mlcpipe.server.message_content import content_of, listed, split_pictures, text_of
+from mlcpipe.server.message_content import content_of, listed, places_of, split_pictures, text_of
 from mlcpipe.vision.processors.picture import Picture
 
 # Claude Code's first line, which changes with every request and would defeat the prefix cache.
@@ -102,13 +102,13 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
     out: Messages = []
     returned: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
+        where, place = places_of(message, index)
         role = message.get("role")
         if role not in _ROLES:
             raise ApiError(400, f"{where}.role: expected one of {', '.join(_ROLES)}", param=f"{where}.role")
         kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
         kept["role"] = {"developer": "system", "function": "tool"}.get(role, role)
-        content, place = message.get("content"), f"{where}.content"
+        content = message.get("content")
         if kept["role"] == "tool":
             kept["content"], found = split_pictures(content, place)
             returned += found

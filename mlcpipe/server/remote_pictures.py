@@ -20,7 +20,17 @@ from urllib.parse import urljoin
 from weakref import WeakKeyDictionary
 
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.message_content import SCHEMES, detail_of, is_picture, picture, pictures_in, place_of, url_of
+from mlcpipe.server.message_content import (
+    SCHEMES,
+    PlacedMessage,
+    detail_of,
+    is_picture,
+    picture,
+    pictures_in,
+    place_of,
+    places_of,
+    url_of,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -234,13 +244,15 @@ def _with_bytes(index: int, message: Mapping[str, Any], found: Mapping[str, byte
     if not isinstance(content, list) or not any(map(is_picture, content)):
         return message
 
+    where, place = places_of(message, index)
+
     def filled(at: int, part: Any) -> Any:
         if not (is_picture(part) and _is_remote(url := url_of(part))):
             return part
-        where = place_of(part, f"messages[{index}].content[{at}].image_url")
-        return picture(found[url], detail_of(part), where=where)
+        return picture(found[url], detail_of(part), where=place_of(part, f"{place}[{at}].image_url"))
 
-    return {**message, "content": [filled(at, part) for at, part in enumerate(content)]}
+    full = {**message, "content": [filled(at, part) for at, part in enumerate(content)]}
+    return PlacedMessage(full, where, place)
 
 
 def _refusal(where: str, words: str) -> ApiError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlcpipe.server.compaction import before_next, opened, text_in_parts
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.message_content import picture
+from mlcpipe.server.message_content import PlacedMessage, picture
 
 _CALLS = ("function_call", "custom_tool_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output")
@@ -63,21 +63,25 @@ def messages_of(given: str | list[dict[str, Any]], earlier: int = 0) -> list[dic
                 out.append({"role": "user", "content": notes})
             notes = ""
         if kind == "message":
-            message = {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
+            content = _content(item.get("content"), f"{where}.content")
+            message = PlacedMessage({"role": item.get("role"), "content": content}, where)
             if reasoning and message["role"] == "assistant":
                 message["reasoning_content"], reasoning = reasoning, ""
             out.append(message)
         elif kind in _CALLS:
             said = out[-1] if out and out[-1]["role"] == "assistant" else None
             if said is None:
-                said = {"role": "assistant", "content": None}
+                said = PlacedMessage({"role": "assistant", "content": None}, where)
                 if reasoning:
                     said["reasoning_content"], reasoning = reasoning, ""
                 out.append(said)
+            if not isinstance(item.get("name"), str):
+                raise ApiError(400, f"{where}.name: expected the name of a function", param=f"{where}.name")
             said.setdefault("tool_calls", []).append(_call(item))
         elif kind in _RESULTS:
             content = _content(item.get("output"), f"{where}.output")
-            out.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": content})
+            result = {"role": "tool", "tool_call_id": str(item.get("call_id")), "content": content}
+            out.append(PlacedMessage(result, where, f"{where}.output"))
         elif kind == "reasoning":
             reasoning = _reasoning(item)
     return [*out, {"role": "user", "content": notes}] if notes else out

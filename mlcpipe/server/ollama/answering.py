@@ -17,7 +17,7 @@ from mlcpipe.server.completions import CompletionBody, answers_to_texts
 from mlcpipe.server.conversation import Conversation, answers_to, begun_ending
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import pool_of, text_service
-from mlcpipe.server.message_content import listed, picture
+from mlcpipe.server.message_content import PlacedMessage, listed, picture
 from mlcpipe.server.ollama.bodies import AnswerFields, ChatBody, GenerateBody
 from mlcpipe.server.ollama.naming import keep, served
 from mlcpipe.server.ollama.replies import Part, Times, loaded, message_part, reply, text_part
@@ -118,7 +118,7 @@ def _message(given: Mapping[str, Any], where: str, *, sees: bool) -> dict[str, A
     """A message in the OpenAI API's form, which names the tool of a result otherwise; at `where`, "" for the body
     itself. Raises ApiError for pictures that the model does not see.
     """
-    message = dict(given)
+    message = PlacedMessage(given, where or "prompt", f"{where}.content" if where else "prompt")
     images, where = message.pop("images", None), f"{where}.images" if where else "images"
     if images and not (sees and message.get("role") == "user"):
         raise _refused(where)

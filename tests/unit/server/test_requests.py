@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -59,6 +60,29 @@ def test_a_prompt_may_end_inside_the_last_message_or_behind_it() -> None:
     assert all(one.json()["choices"][0]["message"]["content"] == " 4" for one in found)
     counted = answers(engine, *(("/tokenize", {"messages": conversation, **one}) for one in asked))
     assert [one.json()["tokens"] for one in counted] == [one.tokens for one in engine.asked]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/responses", {"input": [*HELLO, {"role": "king", "content": "a"}]}, "input[1].role"),
+        ("/v1/responses", {"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content"),
+        ("/v1/responses", {"input": [*HELLO, {"type": "function_call", "name": 5}]}, "input[1].name"),
+        ("/v1/responses", {"input": [*HELLO, {"type": "function_call_output", "output": [5]}]}, "input[1].output"),
+        ("/v1/messages", {"messages": [*HELLO, {"role": "assistant", "content": [{"type": "tool_use", "name": 5}]}, *HELLO]}, "messages[1].tool_calls"),
+        ("/api/chat", {"messages": [*HELLO, {"role": "user", "content": 5}]}, "messages[1].content"),
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_a_wrong_message_is_named_as_its_client_placed_it(path: str, body: dict[str, Any], place: str) -> None:
+    """Without the message of the system that the server puts before it."""
+    more = {"/v1/responses": {"instructions": "a"}, "/v1/messages": {"system": "a", "max_tokens": 5}}.get(path, {})
+    engine = FakeEngine()
+    (answer,) = answers(engine, (path, {"model": "demo", **body, **more}))
+    error = answer.json()["error"]
+    assert (answer.status_code, engine.asked) == (400, [])
+    assert re.match(re.escape(place) + "[:;] ", error if isinstance(error, str) else error["message"])
 
 
 @pytest.mark.parametrize(

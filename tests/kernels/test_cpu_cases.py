@@ -36,10 +36,12 @@ FAST_LIBRARIES = (
     "ssm_scan",
 )
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
-# Of integer dot products all kernels of the best one; test_qemu.py runs some of the others.
-OTHERS = (MORE, *(f"int8-{dot}" for dot in HERE[1:]))
-# Two of three shapes of attention and of block formats, and half of the formats of integers, are in `make test-everything` alone.
+# Of integer dot products all kernels of the best one; test_qemu.py runs some of the others, with adapters too.
+OTHERS = (MORE, *(f"{kind}-{dot}" for kind in ("int8", "adapted") for dot in HERE[1:]))
+# Two of three shapes of attention and of block formats, half of the formats of integers, and one in three of the sizes of
+# real models' attention are in `make test-everything` alone.
 SELDOM = {*map(library_of, SHAPES), *KEPT, *INTEGERS} - {*map(library_of, SHAPES[::3]), *KEPT[::3], *INTEGERS[::2]}
+SELDOM |= {*list(dict.fromkeys(case.library for case in CASES if case.library.startswith("timed-pages")))[1::3]}
 SELDOM -= {*FAST_LIBRARIES}
 PARAMETERS = [
     pytest.param(

@@ -17,7 +17,21 @@ from mlcpipe.devices import cuda, vulkan
 from mlcpipe.targets import load_target
 from tests.cuda import emulation as cuda_emulation
 from tests.kernels.cases.gated_delta import numbers_of
-from tests.kernels.cases.gpu import CASES, attention, experts, matmul, norm, page_attention
+from tests.kernels.cases.gpu import (
+    CASES,
+    adapters,
+    attention,
+    experts,
+    matmul,
+    norm,
+    page_attention,
+    route,
+    rwkv,
+    sampling,
+    short_conv,
+    ssm_scan,
+)
+from tests.kernels.cases.gpu import gated_delta as deltas
 from tests.kernels.cases.gpu.case import Array
 from tests.kernels.cases.short_conv import Part, step_of
 from tests.kernels.devices import cuda as nvidia
@@ -38,12 +52,16 @@ TIMEOUT_S = 500
 # Only browsers have TVM's cache: Vulkan stands in for them.
 OWN_PAGES = [name for name in CASES if name not in attention.CASES]
 PAGES = list(page_attention.CASES)
-# What the emulated devices run in `make test-full`: one in four of attention and formats, each its own.
+# What the emulated devices run in `make test-full`: one in six of attention and formats, each its own, and one in two of
+# those that have neither products nor attention.
 _FORMATS = [*PAGES, *matmul.KEPT, *matmul.INTEGERS]
 # Of matmuls each runs half: a scheme with few rows on one of the devices, with many on the other; Vulkan runs all.
 _MATMULS = [*matmul.PLAIN, *matmul.FEW]
-LESS_CUDA = {*_FORMATS, *_MATMULS[1::2]} - {*_FORMATS[1::4]}
-LESS_METAL = {*_FORMATS, *_MATMULS[::2]} - {*_FORMATS[2::4]}
+_OTHERS = [
+    name for part in (norm, route, sampling, adapters, deltas, short_conv, rwkv, ssm_scan) for name in part.CASES
+]
+LESS_CUDA = {*_FORMATS, *_MATMULS[1::2], *_OTHERS[1::2]} - {*_FORMATS[1::6]}
+LESS_METAL = {*_FORMATS, *_MATMULS[::2], *_OTHERS[::2]} - {*_FORMATS[4::6]}
 # Tiles of cooperative matrices: tests/vulkan/test_matrices.py runs those of Vulkan.
 ON_VULKAN, ON_CUDA = ([name for name in names if name not in matmul.SIMD_GROUPS] for names in (CASES, OWN_PAGES))
 # What subgroups of 8 lanes cannot have: octets, and subgroups that share columns.

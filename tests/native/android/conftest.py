@@ -105,11 +105,9 @@ def android_bundle(once: Once) -> Callable[[str], Path]:
     from mlcpipe.compiler.link import find_zig
 
     def work(folder: Path, target: str) -> str:
-        if target != "android":  # of phones the code is looked at
-            path = folder / f"{target}.toml"
-            path.write_text(f'base = "{target}"\n{UNOPTIMIZED}', encoding="utf-8")
-            target = str(path)
-        return str(mlcpipe.compile(DEMO, target=target, quantization="q4f16_1", output=folder / "chat"))
+        path = folder / f"{target}.toml"
+        path.write_text(f'base = "{target}"\n{UNOPTIMIZED}', encoding="utf-8")
+        return str(mlcpipe.compile(DEMO, target=str(path), quantization="q4f16_1", output=folder / "chat"))
 
     def bundle(target: str) -> Path:
         if find_zig() is None:

@@ -217,7 +217,8 @@ def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
 def dot_cases(dot: str) -> Iterator[Case]:
     """Small cases of one dot product, every scheme, half of the shapes of those with 8 bits for `everything`.
 
-    So is the smaller shape of every second block format.
+    So are few rows of two in three block formats, whose experts read a weight as one row does, and a prompt's smaller
+    shape of them all.
 
     q4f32_1 differs from q4f16_1 in the type of scales alone.
     """
@@ -227,8 +228,12 @@ def dot_cases(dot: str) -> Iterator[Case]:
     for number, (scheme, chosen) in enumerate(every):
         for (i, ((n, k), rows)), many in product(enumerate(chosen), (False, True)):
             kernel = Int8Matmul(dot, scheme, n, k, many=many)
-            fewer = many or number % 2 > 0 if blocked(scheme) else number > 0 and i % 2 != number % 2
-            library = library_of(dot, scheme, more=fewer and (n, k) != chosen[-1][0])
+            deep = (n, k) == chosen[-1][0]
+            if blocked(scheme):
+                more = not deep if many else number % 3 > 0
+            else:
+                more = number > 0 and i % 2 != number % 2 and not deep
+            library = library_of(dot, scheme, more=more)
             for j, m in enumerate(rows):
                 kind = KINDS[(i + j) % len(KINDS)]
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", library, kernel, partial(int8_call, kernel, m, kind))

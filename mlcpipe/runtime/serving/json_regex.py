@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 from mlcpipe.errors import UsageError
 
-_MAX_ESCAPES = 256  # atoms of an expression that may be escapes
-_MAX_COPIES = 64  # of such a part by {m,n}
+_MAX_ESCAPES = 24  # atoms of an expression that may be escapes, copies by {m,n} included
+_MAX_DEPTH = 16  # of groups
+_MAX_RULES, _MAX_CHARS = 256, 256 << 10  # of a grammar
 _SHORT = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f", '"': '"', "\\": "\\"}
 ESCAPED = (*map(chr, range(32)), '"', "\\", "\x7f")
+_PLAIN = tuple(chr(code) for code in range(32, 127) if chr(code) not in ESCAPED)
 _SAFE = r'[^\x00-\x1f"\\\x7f]'
 _CONTROL = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 _ATOMS = re.compile(
@@ -70,12 +72,10 @@ def parsed(regex: str, flags: str = "") -> Node:
     if set(flags) & set("xu"):
         raise _refused(regex, "no flags x and u")
     reader = _Reader(regex, frozenset(flags))
-    try:
-        node = reader.alternatives()
-    except RecursionError:
-        raise _refused(regex, "fewer groups in groups") from None
+    node = reader.alternatives()
     if reader.at is not None:
         raise _refused(regex, "no bracket without its partner")
+    _check_escapes(node, 1, regex)
     return node
 
 
@@ -93,6 +93,7 @@ class Rules:
     prefix: str
     lines: list[str] = field(default_factory=list)
     _names: dict[Node, str] = field(default_factory=dict)
+    _chars: int = 0
 
     def named(self, node: Node) -> str:
         """A rule or lexeme of an expression. Raises UsageError for one without a text."""
@@ -104,8 +105,12 @@ class Rules:
             if safe is None:
                 raise UsageError("an expression of the grammar", expected="one that some text matches")
             return _lexeme(safe)
-        if len(pieces) > _MAX_ESCAPES or len(self._names) > _MAX_ESCAPES:
-            raise UsageError("an expression of the grammar", expected=f"at most {_MAX_ESCAPES} quotes and line ends")
+        self._chars += sum(len(prefix) + len(chars) for prefix, chars, _ in pieces) + len(safe or "")
+        if len(self._names) >= _MAX_RULES or self._chars > _MAX_CHARS:
+            raise UsageError(
+                "the expressions of the grammar", next_step="use fewer, or shorter ones",
+                expected=f"at most {_MAX_RULES} rules and {_MAX_CHARS} characters inside JSON",
+            )  # fmt: skip
         name = self._names[node] = f"{self.prefix}{len(self._names)}"
         again = [_before(prefix, chars) for prefix, chars, rest in pieces if rest == node]
         ends = [] if safe is None else [_lexeme(safe)]
@@ -182,7 +187,7 @@ class _Reader:
     """Reads an expression; `at` is the atom at hand, None at the end."""
 
     def __init__(self, regex: str, flags: frozenset[str]) -> None:
-        self._regex, self._flags = regex, flags
+        self._regex, self._flags, self._depth = regex, flags, 0
         self._left = _ATOMS.finditer(regex)
         self.at = next(self._left, None)
 
@@ -221,8 +226,11 @@ class _Reader:
         outer, self._flags = self._flags, (self._flags | set(on)) - set(off)
         if at["ends"] == ")":
             return None
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _refused(self._regex, f"at most {_MAX_DEPTH} groups in groups")
         inner = self.alternatives()
-        self._flags = outer
+        self._flags, self._depth = outer, self._depth - 1
         if self.at is None:
             raise _refused(self._regex, "no bracket without its partner")
         self._next()
@@ -241,8 +249,9 @@ class _Reader:
             least, most = int(at["least"]), int(at["most"]) if at["most"] else None if at["to"] else int(at["least"])
         if not any(True for _ in _split(node)):
             return Atom(f"(?:{_safe(node)}){at[0]}")
-        if max(least, most or 0) > _MAX_COPIES or (most is not None and most < least):
-            raise _refused(self._regex, f"at most {_MAX_COPIES} times, of what may be a quote or a line end")
+        if most is not None and most < least:
+            raise _refused(self._regex, "the least number before the most")
+        _check_escapes(node, max(least, most or 1), self._regex)
         rest: Node = Star(node) if most is None else Cat()
         for _ in range((most or least) - least):
             rest = Alt((Cat(), cat(node, rest)))
@@ -280,10 +289,24 @@ class _Reader:
         chars = frozenset(filter(pattern.fullmatch, ESCAPED))
         if not chars:
             return Atom(f"(?i:{text})" if "i" in self._flags else text)
-        others = (chr(code) for code in (*range(32, 127), *range(128, 0x250)))
-        some = any(pattern.fullmatch(char) for char in others if char not in ESCAPED)
+        codes = [int(found, 16) for found in re.findall(r"\\[xu]\{?([0-9a-fA-F]{1,6})", text)]
+        beyond = text.startswith("[^") or max([*codes, *map(ord, text)]) >= 128
+        some = beyond or any(map(pattern.fullmatch, _PLAIN))
         safe = f"[{text}&&{_SAFE}]" if some else None
         return Atom(f"(?i:{safe})" if safe and "i" in self._flags else safe, chars)
+
+
+def _check_escapes(node: Node, copies: int, regex: str) -> None:
+    """Raises UsageError for an expression with too many characters that may be escaped."""
+    left, count = [node], 0
+    while left:
+        one = left.pop()
+        if isinstance(one, Atom):
+            count += bool(one.chars) * copies
+        else:
+            left += [one.part] if isinstance(one, Star) else one.parts
+        if count > _MAX_ESCAPES:
+            raise _refused(regex, f"at most {_MAX_ESCAPES} places for quotes, backslashes and line ends")
 
 
 def _refused(regex: str, expected: str) -> UsageError:

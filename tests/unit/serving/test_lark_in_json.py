@@ -30,6 +30,7 @@ ATOMS = [
     r'[^\n\\"]',
     r"[\]\"b]",
     "(?i:A)",
+    "[\\n一]",
 ]
 TIMES = ["", "", "", "*", "+", "?", "{2}", "{0,2}", "{1,}"]
 
@@ -54,19 +55,20 @@ def regex(draw: random.Random, depth: int = 2) -> str:
 
 
 def test_expressions_match_the_same_texts() -> None:
-    draw, found = random.Random(4), [0, 0]
+    draw, found, refused = random.Random(4), [0, 0], list[str]()
     for _ in range(40):
         asked = regex(draw)
         try:
             lark = escaped(f"start: /{asked}/")
-        except UsageError:
-            pytest.fail(asked)
+        except UsageError as error:  # of a part that repeats a part that repeats
+            refused.append(str(error))
+            continue
         for _ in range(6):
-            text = "".join(draw.choice('aab"\\\n \tA]\x7f') for _ in range(draw.randint(0, 5)))
-            expected = re.fullmatch(asked, text, re.ASCII) is not None
+            text = "".join(draw.choice('aab"\\\n \tA]\x7f一') for _ in range(draw.randint(0, 5)))
+            expected = re.fullmatch(asked, text) is not None
             assert fits(lark, in_json(text)) is expected, (asked, text, lark)
             found[expected] += 1
-    assert min(found) > 30
+    assert min(found) > 25 and len(refused) < 8 and all("at most 24 places" in one for one in refused)
 
 
 GRAMMARS: list[tuple[str, list[str]]] = [
@@ -92,7 +94,9 @@ def test_grammars_describe_the_same_texts(lark: str, texts: list[str]) -> None:
         "start[max_tokens=3]: /a/", "start: /(?=a)b/", "start: /a*?/", "start: /[[:alpha:]]/", r"start: /[a&&b]/", "start: /(a/",
         'start: "\\q"', "%import python.X\nstart: X", "start: A\nA: B\nB: A", "start: A", "start: /[\\n]{999}/", "start: /\\p{Cc}/",
         "start: A\n" + "\n".join(f'A{"A" * n}: A{"A" * (n + 1)} A{"A" * (n + 1)}' for n in range(20)),
-        "start: /" + '"?' * 600 + "/", "start: /" + "(" * 9000 + "/", "a" * (MAX_LARK + 1),
+        "start: /" + '"?' * 250 + "/", "start: /" + "(" * 9000 + "/", "start: /" + '("*' * 17 + ")*" * 17 + "/",
+        "start: " + " ".join(f"/[\\n{chr(0x4E00 + index)}]/" for index in range(6000)),
+        "a" * (MAX_LARK + 1),
     ],
     ids=lambda lark: lark[:24],
 )  # fmt: skip

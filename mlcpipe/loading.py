@@ -97,16 +97,21 @@ def load(
         prepare = partial(
             prepare_bundle, quantization=quantization, best=best, kv_cache_dtype=kv_cache_dtype, progress=shown
         )
+        places: list[Place] = []
         bundle = prepare(
             model, device, target=target, adapters=adapter is not None, draft_head=draft_head, mmproj=mmproj,
-            stages=stages, device_memory_bytes=device_memory_bytes,
+            stages=stages, device_memory_bytes=device_memory_bytes, placed=places.append,
         )  # fmt: skip
-        drafts = None
+        drafts, here = None, engine_device(device, *places)
         if draft_model is not None:
-            beside = _device_of(bundle) if device == AUTO and target is None else first_of(device)
-            drafts = prepare(draft_model, beside, target=None if target is None else first_of(target))
+            beside, its_target = first_of(here or device), None
+            if device == AUTO and target is None:
+                beside = _device_of(bundle)
+            elif target is not None:
+                its_target = first_of(places[0].target if places else target)
+            drafts = prepare(draft_model, beside, target=its_target)
         return Engine(
-            bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
+            bundle, context_length=context_length, threads=threads, device=here, adapter=adapter,
             context_shift=context_shift, draft=draft or ("lookup" if draft_head is not None else None),
             draft_model=drafts, progress=shown,
         )  # fmt: skip
@@ -147,6 +152,7 @@ def prepare_bundle(
     device_memory_bytes: int | None = None,
     whole: bool = False,
     chosen: Callable[[Place], object] | None = None,
+    placed: Callable[[Place], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """The bundle that `load` opens: a bundle unchanged, or a checkpoint compiled once and cached.
@@ -159,6 +165,7 @@ def prepare_bundle(
     before it is downloaded or compiled. `stages` and `device_memory_bytes` are those of `load`;
     with `whole`, `auto` cuts no model. `chosen`
     receives the choice of `auto` for a checkpoint; without it the progress gets a note of it, if there is a GPU.
+    `placed` receives the place of any checkpoint, for `engine_device`.
     Raises the errors of `load`.
     """
     from mlcpipe.compiler.automatic import Place
@@ -205,6 +212,8 @@ def prepare_bundle(
         mmproj=None if mmproj is None else str(mmproj),
     )  # fmt: skip
     bundle, place = _compiled(model, draft_head, wanted, place, progress)
+    if placed is not None:
+        placed(place)
     if chosen is not None and place.why:
         chosen(place)
     elif place.saw_gpu and _is_news(place.why):
@@ -355,8 +364,13 @@ def model_title(model: str | Path | None) -> str:
     return "the demo model" if model is None else str(model)
 
 
-def engine_device(device: str) -> str | None:
-    """The `device` argument of Engine for a device name that may be `auto`."""
+def engine_device(device: str, place: Place | None = None) -> str | None:
+    """The `device` argument of Engine for a value of --device, which may be `auto` or several.
+
+    `place` is where `prepare_bundle` put the checkpoint: of several devices, a plan may take one alone.
+    """
+    if place is not None and place.devices:
+        return ",".join(place.devices)
     return None if device == AUTO else device
 
 
@@ -457,6 +471,7 @@ def _check_bundle(
 ) -> None:
     """Raise UsageError for an argument that would be ignored."""
     from mlcpipe.bundle import read_manifest
+    from mlcpipe.bundle.stages import read_parts
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.quantization.scheme import kv_dtype
     from mlcpipe.runtime.serving.adapters import check_adaptable
@@ -464,8 +479,11 @@ def _check_bundle(
     manifest = read_manifest(path)
     if adapters:
         check_adaptable(manifest.model)
+    compiled_for = [part.manifest.target.name for part in read_parts(path, manifest)]
+    if target is not None and target.split(",") == [*dict.fromkeys(compiled_for)]:  # one for all stages
+        compiled_for = target.split(",")
     for name, requested, compiled in (
-        ("target", target, manifest.target.name),
+        ("target", target, ",".join(compiled_for)),
         ("quantization", recipe_name(quantization) if quantization else None, manifest.quantization),
         ("KV cache dtype", kv_dtype(kv_cache_dtype or AUTO), manifest.model.kv_dtype),
     ):

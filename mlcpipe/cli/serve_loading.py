@@ -20,17 +20,22 @@ from mlcpipe.support.stage_options import first_of
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
+    from mlcpipe.compiler.automatic import Place
     from mlcpipe.server.kept_tokenizers import KeptTokenizers
     from mlcpipe.server.run import Loaded
     from mlcpipe.support.progress import Progress
 
 
 class Bundles(NamedTuple):
-    """The folders of the compiled models: the one to serve, the one that drafts, the semantic cache's encoder."""
+    """The folders of the compiled models: the one to serve, the one that drafts, the semantic cache's encoder.
+
+    `device` is the one of the first, as `Engine` takes it.
+    """
 
     own: Path
     drafts: Path | None
     encoder: Path | None
+    device: str | None
 
 
 def prepare(options: ServeOptions, make: Callable[..., Path]) -> Bundles:
@@ -40,18 +45,21 @@ def prepare(options: ServeOptions, make: Callable[..., Path]) -> Bundles:
     choices = {
         "quantization": options.quantization, "target": options.target, "kv_cache_dtype": options.kv_cache_dtype
     }  # fmt: skip
+    places: list[Place] = []
+    placed = {} if options.many else {"placed": places.append}  # several models have no stages
     own = make(
         options.first, device, best=options.best, adapters=options.with_adapters, draft_head=options.draft_head,
         mmproj=options.mmproj, task=SERVE, context=options.context, stages=stages_of(options.stages),
-        device_memory_bytes=options.device_memory_bytes, whole=options.many, **choices,
+        device_memory_bytes=options.device_memory_bytes, whole=options.many, **placed, **choices,
     )  # fmt: skip
+    here = engine_device(options.device, *places)
     if automatic and (options.draft_model or options.semantic_cache):
         device = kind_of(manifest_of(own).target.variants[0])  # whose memory is divided among all
     elif "," in device:
-        device, choices["target"] = first_of(device), None
+        device, choices["target"] = first_of(here or device), None
     drafts = None if options.draft_model is None else make(options.draft_model, device, **choices)
     encoder = None if options.semantic_cache is None else make(options.semantic_cache, device)
-    return Bundles(own, drafts, encoder)
+    return Bundles(own, drafts, encoder, here)
 
 
 def _warm(loaded: Loaded, texts: Iterable[str], namespaces: Iterable[str]) -> None:
@@ -91,7 +99,7 @@ def load(
     from mlcpipe.support.progress import SilentProgress
     from tir_schedules.step_layout import RANK
 
-    device, threads = engine_device(options.device), options.threads
+    device, threads = bundles.device, options.threads
     bundle = load_bundle(bundles.own, options.context, threads, device, progress or SilentProgress())
     tokenizer = (tokenizers or KeptTokenizers()).open(bundles.own, bundle.manifest)
     smaller = None if bundles.drafts is None else open_draft_model(bundles.drafts, bundle, tokenizer, device)

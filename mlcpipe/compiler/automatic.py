@@ -29,7 +29,7 @@ class Place:
     """What a checkpoint is compiled for, and why; `saw_gpu`: there was a choice. `gb_s` is how fast a GPU reads.
 
     With several `devices`, values of `--device`, `target` has as many targets, with commas between them, and the model
-    is cut into stages of so many layers: `stages`, once they are planned.
+    is cut into stages of so many layers: `stages`, once they are planned. A plan may leave one of the devices.
     """
 
     target: str

@@ -45,8 +45,8 @@ def planned(
 ) -> Place:
     """The place with its stages, or on one device where that holds the whole model.
 
-    `auto` takes the CPU alone where the model cannot be cut; its reason for stages is in `why`. `key` names a file of
-    the cache for these devices. Raises what `plan_stages` raises.
+    One device is then the only one of `devices`. `auto` takes the CPU alone where the model cannot be cut; its reason
+    for stages is in `why`. `key` names a file of the cache for these devices. Raises what `plan_stages` raises.
     """
     rooms = [
         room_of(spec, target, asked.device_memory_bytes, gb_s_of)
@@ -63,7 +63,8 @@ def planned(
             raise
         return Place(rooms[-1].target, f"{place.why}; in stages: {error.what}", True)
     if len(found.stages) == 1:
-        return replace(place, target=found.stages[0].room.target, devices=())
+        room = found.stages[0].room
+        return replace(place, target=room.target, devices=(room.spec,))
     path = env().cache_dir / "stages" / key("stages")
     if asked.stages is None:
         with suppress(MlcpipeError, OSError, UnicodeDecodeError):

@@ -16,6 +16,7 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.automatic import Place
 from mlcpipe.compiler.stage_plan import plan_stages, room_of
 from mlcpipe.compiler.staged_place import planned
+from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import load_bundle
 from tests.conftest import QUICK, TinyLlama, exact_target, write_llama
 from tests.gpu.conftest import Gpu
@@ -57,6 +58,7 @@ def cut(checkpoint: Path, place: Place) -> Path:
 
 
 def test_answers_and_what_crosses(checkpoint: Path, cut: Path, place: Place) -> None:
+    assert prepare_bundle(cut, ",".join(place.devices), target=place.target) == cut
     target = exact_target(checkpoint.parent)
     one = mlcpipe.compile(
         checkpoint, target=target, quantization=SCHEME, kv_cache_dtype=DTYPE, overwrite=True,

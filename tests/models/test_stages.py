@@ -13,9 +13,11 @@ import pytest
 
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
+from mlcpipe.bundle import read_manifest
 from mlcpipe.bundle.integrity import file_info
 from mlcpipe.cli import main
 from mlcpipe.errors import BundleError, MlcpipeError, UsageError
+from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import load_bundle
 from tests.conftest import HYBRID, QUICK, TinyLlama, write_llama
 from tests.models.stepping import Alone, Steps
@@ -165,6 +167,16 @@ def test_what_opens_no_stages(cut: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["inspect", str(cut)]) == 0
     shown = capsys.readouterr().out
     assert "layers-1-2" in shown and "256 bytes a token cross each border" in shown
+
+
+def test_the_targets_of_a_bundle_of_one_s_own(cut: Path) -> None:
+    """Those that it was compiled for: one for each stage, or one for all."""
+    own = read_manifest(cut).target.name
+    for target in (own, f"{own},{own},{own}"):
+        assert prepare_bundle(cut, "cpu,cpu,cpu", target=target) == cut
+    for target in (f"{own},{own}", f"{own},{own},vulkan", "vulkan"):
+        with pytest.raises(UsageError, match=f"another target .* expected {own},{own},{own}; found {target}"):
+            prepare_bundle(cut, target=target)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from mlcpipe.errors import UsageError
 from mlcpipe.loading import engine_device, prepare_bundle
 from mlcpipe.support.defaults import AUTO
 from mlcpipe.support.progress import console_progress
+
+if TYPE_CHECKING:
+    from mlcpipe.compiler.automatic import Place
 
 
 def bench_command(
@@ -67,17 +70,26 @@ def bench_command(
     depths = _numbers("--decode-depth", decode_depth, low=0)
     batches = _numbers("--batch", batch, low=1)
     console = stderr_console()
+    places: list[Place] = []
     with console_progress(console) as progress:
         bundle = prepare_bundle(
             model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
-            adapters=bool(adapter), progress=progress,
+            adapters=bool(adapter), placed=places.append, progress=progress,
         )  # fmt: skip
     from mlcpipe.cli.bench.report import print_report
     from mlcpipe.cli.bench.results import BenchOptions
     from mlcpipe.cli.bench.run import measure
 
     opts = BenchOptions(
-        bundle, lengths, depths, decode_tokens, repeats, threads, engine_device(device), batches, tuple(adapter or ())
+        bundle,
+        lengths,
+        depths,
+        decode_tokens,
+        repeats,
+        threads,
+        engine_device(device, *places),
+        batches,
+        tuple(adapter or ()),
     )
     with console_progress(console, lasting=False) as progress:
         report = measure(opts, progress)

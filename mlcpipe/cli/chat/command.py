@@ -165,17 +165,18 @@ def chat_command(
     console = stderr_console()
     question = question_of(prompt, as_json=as_json, console=console)
     places: list[Place] = []
+    reasons: list[Place] = []  # for what `auto` chose
     with console_progress(console) as progress:
         bundle = prepare_bundle(
             model, device, quantization, best=best, target=target, kv_cache_dtype=kv_cache_dtype,
             adapters=adapter is not None, mmproj=mmproj, task=WRITE if raw else CHAT, context=context,
             stages=stages_of(stages), device_memory_bytes=device_memory_bytes,
-            chosen=places.append if question is None else None, progress=progress,
+            chosen=reasons.append if question is None else None, placed=places.append, progress=progress,
         )  # fmt: skip
     with naming(model_title(model), bundle):
         engine = _open(
-            bundle, console, context_length=context, threads=threads, device=engine_device(device), adapter=adapter,
-            context_shift=context_shift,
+            bundle, console, context_length=context, threads=threads, device=engine_device(device, *places),
+            adapter=adapter, context_shift=context_shift,
         )  # fmt: skip
         if not raw:
             engine.tokenizer.chat_template()  # raises without one
@@ -193,7 +194,7 @@ def chat_command(
         session.show(path)
     describe = SpeedLine(engine, console)
     if question is None:
-        about = _about(engine, model, device, target, *places)
+        about = _about(engine, model, device, target, *reasons)
         _converse(session, engine.context_length, about, describe, show_stats=stats, hide_thinking=hide_thinking)
     else:
         ask_once(session, question, describe if stats else None, as_json=as_json, hide_thinking=hide_thinking)

@@ -7,14 +7,18 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mlcpipe.bundle.stages import counts_of, runs_of
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.cli import main
+from mlcpipe.compiler import staged_place
+from mlcpipe.compiler.automatic import Place
 from mlcpipe.compiler.stage_plan import Cost, Costs, PlannedStage, Room, plan, plan_stages
 from mlcpipe.errors import MlcpipeError, ResourceError, UsageError
+from mlcpipe.loading import engine_device
 from mlcpipe.support.stage_options import check_stages, pairs
 from tests.conftest import TinyLlama, write_llama
 
@@ -89,6 +93,26 @@ def test_any_plan_fits_or_is_refused() -> None:
         for name, free in memory.items():
             assert sum(stage.nbytes for stage in stages if stage.room.memory == name) <= free
     assert 30 < planned < 270
+
+
+def test_the_only_device_of_a_plan_is_the_one_that_runs(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two cards the second is the faster one, and holds the whole model: it is not the first of its kind."""
+    rooms = [replace(GPU, spec=f"card:{i}", memory=f"card:{i}", target="cpu", gb_s=100.0 * (i + 1)) for i in range(2)]
+    asked = SimpleNamespace(kv_cache_dtype="f32", context=64, stages=None, device_memory_bytes=None)
+    monkeypatch.setattr(staged_place, "room_of", lambda spec, *_: rooms[int(spec[-1])])
+    monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path))
+    place = Place("cpu,cpu", devices=("card:0", "card:1"))
+    found = staged_place.planned(place, open_checkpoint(checkpoint), "q0f32", asked, lambda words: words)
+    assert found == Place("cpu", devices=("card:1",)) and engine_device("card:0,card:1", found) == "card:1"
+    asked.stages = (1, 2)
+    found = staged_place.planned(place, open_checkpoint(checkpoint), "q0f32", asked, lambda words: words)
+    assert engine_device("card:0,card:1", found) == "card:0,card:1"
+    assert (
+        engine_device("auto") is None
+        and engine_device("auto", Place("cpu", devices=("card:0", "cpu:0"))) == "card:0,cpu:0"
+    )
 
 
 @pytest.mark.parametrize(

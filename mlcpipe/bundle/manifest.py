@@ -57,6 +57,13 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
         "copy_pages(pairs: [i32[c, 2] of each group], states) -> states",
         *_common(own_pages=True),
     ),
+    "experts": (
+        "experts_decode_{layer}(rows: f32[r, d], weights: f32[r, e], ids: i32[r, e], handed: f32[r, d], params)"
+        " -> handed",
+        "experts_prefill_{layer}(rows: f32[n, d], weights: f32[n, e], ids: i32[n, e], handed: f32[n, d], params)"
+        " -> handed",
+        "_metadata() -> str",
+    ),
     "texts": (
         "embed_texts(tokens: i32[n], types: i32[n], rows: i32[r], step: i32[k], embeddings: f32[r, d], states, params)"
         " -> embeddings",
@@ -85,7 +92,8 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
 
 `pages`: the runtime, as `tir_schedules/step_layout.py` says; `blocks`, of models that denoise them; `texts`, of models
 that embed them; `stage`, of a run of a model's layers: the first takes tokens, the last, which alone samples, gives
-logits; `speech`, of models that write what they hear. `tvm`: TVM's object, as MLC's published contract says.
+logits, and with `calls` each gets what calls experts, before `params`; `experts`, of a part that has experts alone;
+`speech`, of models that write what they hear. `tvm`: TVM's object, as MLC's published contract says.
 """
 
 
@@ -336,6 +344,8 @@ class StageInfo(Frozen):
     windows: Annotated[Items[Count], Field(min_length=1, max_length=MAX_GROUPS)] = Field(
         description="of the whole model's groups of pages, whose ids all stages share"
     )
+    calls: bool = Field(default=False, description="experts of some layers are in the last part of the bundle")
+    alone: bool = Field(default=False, description="the part has the experts of its layers, and nothing else")
 
 
 class SpeechInfo(Frozen):

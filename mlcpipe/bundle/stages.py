@@ -19,6 +19,13 @@ _OF_A_STAGE = ("stage", "gathered", "dtype", "kv_dtype")
 _SAME = tuple(name for name in ModelInfo.model_fields if name not in _OF_A_STAGE)
 
 
+class Experts(int):
+    """In place of a number of layers: the last device has the experts of the last so many layers, "8e"."""
+
+    def __str__(self) -> str:
+        return f"{int(self)}e"
+
+
 class Part(NamedTuple):
     """The folder of a bundle, or of a stage of it, and its manifest."""
 
@@ -40,14 +47,23 @@ def read_parts(directory: Path, manifest: Manifest, *, check_abi: bool = True) -
         Part(directory / name, read_manifest(directory / name, check_abi=check_abi)) for name in manifest.stages
     )
     end, count, windows = 0, manifest.model.num_layers, windows_of(manifest.states)
+    alone = [stage is not None and stage.alone for stage in map(stage_of, (part.manifest for part in parts))]
+    last = parts[-2] if alone[-1] and len(parts) > 1 else parts[-1]
+    if any(alone[:-1]) or alone == [True] or any(map(_calls, parts)) != alone[-1]:
+        raise _broken(directory, "experts that its stages call, in the last part", "others")
     for part in parts:
         where, stage = part.folder, stage_of(part.manifest)
         if part.manifest.stages or stage is None:
             raise _broken(where, "a stage", "a whole bundle")
-        if stage.begin != end or not stage.begin < stage.end <= count:
+        if stage.alone:
+            if not stage.begin < stage.end == count or part.manifest.states:
+                raise _broken(
+                    where, f"experts of layers up to {count}, without states", f"{stage.begin} to {stage.end}"
+                )
+        elif stage.begin != end or not stage.begin < stage.end <= count:
             raise _broken(where, f"layers from {end} on, at most {count}", f"{stage.begin} to {stage.end}")
         end = stage.end
-        same = _SAME if part is not parts[-1] else (*_SAME, "dtype", "kv_dtype")
+        same = _SAME if part is not last else (*_SAME, "dtype", "kv_dtype")
         wrong = [name for name in same if getattr(part.manifest.model, name) != getattr(manifest.model, name)]
         if wrong or stage.windows != windows:
             raise _broken(where, f"the model's {wrong[0] if wrong else 'windows'}", "another")
@@ -59,6 +75,11 @@ def read_parts(directory: Path, manifest: Manifest, *, check_abi: bool = True) -
     if tuple(state for part in parts for state in part.manifest.states) != manifest.states:
         raise _broken(directory, "the states of its stages, in order", "others")
     return parts
+
+
+def _calls(part: Part) -> bool:
+    stage = stage_of(part.manifest)
+    return stage is not None and stage.calls
 
 
 def stage_of(manifest: Manifest) -> StageInfo | None:
@@ -87,23 +108,32 @@ def check_one_device(path: Path, manifest: Manifest, what: str) -> None:
 
 
 def counts_of(text: str) -> tuple[int, ...]:
-    """The numbers of layers in `--stages 12,4`. Raises UsageError."""
-    words = text.split(",")
-    if len(words) > MAX_STAGES or not all(word.strip().isascii() and word.strip().isdigit() for word in words):
-        raise UsageError("--stages", expected="numbers of layers such as 12,4", found=repr(text)[:80])
-    counts = tuple(int(word[:9]) for word in map(str.strip, words))
+    """The numbers of layers in `--stages 12,4`, or `Experts` at the end, as in `16,8e`. Raises UsageError."""
+    words = [word.strip() for word in text.split(",")]
+    experts = len(words) > 1 and words[-1].endswith("e")
+    digits = [*words[:-1], words[-1][:-1]] if experts else words
+    if len(words) > MAX_STAGES or not all(word.isascii() and word.isdigit() for word in digits):
+        expected = "numbers of layers such as 12,4, or 16,8e"
+        raise UsageError("--stages", expected=expected, found=repr(text)[:80])
+    counts = [int(word[:9]) for word in digits]
     if not all(counts):
         raise UsageError("--stages", expected="at least one layer in each stage", found=repr(text)[:80])
-    return counts
+    return (*counts[:-1], Experts(counts[-1]) if experts else counts[-1])
 
 
 def runs_of(counts: Sequence[int], layers: int) -> tuple[range, ...]:
     """The layers of each stage. Raises UsageError for numbers that do not add up to the model's `layers`."""
-    if sum(counts) != layers:
-        found = f"{','.join(map(str, counts[:8]))}: {sum(counts)} layers"
+    several = [count for count in counts if not isinstance(count, Experts)]
+    if sum(several) != layers or any(isinstance(count, Experts) for count in counts[:-1]):
+        found = f"{','.join(map(str, counts[:8]))}: {sum(several)} layers"
         raise UsageError("--stages", expected=f"numbers that add up to the model's {layers} layers", found=found)
-    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return tuple(range(end - count, end) for end, count in zip(ends, counts))
+    ends = [sum(several[: index + 1]) for index in range(len(several))]
+    runs = tuple(range(end - count, end) for end, count in zip(ends, several))
+    if len(several) == len(counts):
+        return runs
+    if counts[-1] > layers:
+        raise UsageError("--stages", expected=f"experts of at most {layers} layers", found=str(counts[-1]))
+    return (*runs, range(layers - counts[-1], layers))
 
 
 def _broken(where: Path, expected: str, found: str) -> BundleError:

@@ -70,18 +70,23 @@ def _show(found: StagePlan) -> None:
     )
     for stage in found.stages:
         room, layers = stage.room, stage.layers
+        words = f"{'experts of ' if stage.alone else ''}{layers.start} to {layers.stop - 1}"
         table.add_row(*map(cell, (
-            room.spec, f"{layers.start} to {layers.stop - 1}", byte_size(stage.cost.weights),
+            room.spec, words, byte_size(stage.cost.weights),
             byte_size(stage.cost.states), byte_size(stage.running), byte_size(room.free), f"{room.gb_s:.1f}",
             f"{1e3 * stage.token_s:.2f} ms",
         )))  # fmt: skip
     console.print(table)
-    borders = len(found.stages) - 1
-    crossed = "one device holds the whole model"
+    apart = found.stages[-1].alone
+    borders = len(found.stages) - 1 - apart
+    crossed = "one device holds the whole model" if not apart else ""
     if borders:
         crossed = f"{byte_size(found.row_bytes)} a token cross {'the border' if borders == 1 else 'each border'}"
+    if apart:
+        there = f"{byte_size(found.row_bytes)} a token cross to the experts of each layer, and back"
+        crossed = f"{crossed}, {there}" if crossed else there
     say(console, f"\na token takes at least {1e3 * found.token_s:.2f} ms; {crossed}")
-    if borders:
+    if len(found.stages) > 1:
         counts = ",".join(map(str, found.counts))
         say(console, f"\nNow type:  mlcpipe compile MODEL --target {found.targets} --stages {counts} -o BUNDLE")
 
@@ -104,4 +109,6 @@ def print_stages(console: Console, manifest: Manifest, parts: Sequence[Part]) ->
     say(console, "\nstages")
     console.print(table)
     row = byte_size(4 * manifest.model.hidden_size)
+    if any(part.manifest.model.stage is not None and part.manifest.model.stage.alone for part in parts):
+        row = f"to the experts of each layer, and back, {row} a token;  {row}"
     say(console, f"{row} a token cross each border  (--kernels and --params show those of each stage)")

@@ -103,8 +103,9 @@ StagesOption = Annotated[
     str | None,
     typer.Option(
         metavar="N,M",
-        help="With several devices or targets, as in vulkan,cpu: how many layers each gets. (default: as many as "
-        "fit on the fastest, the rest on the others)",
+        help="With several devices or targets, as in vulkan,cpu: how many layers each gets; 48,8e leaves the experts "
+        "of the last 8 of 48 layers to the last device. (default: as many as fit on the fastest, the rest on the "
+        "others; of a mixture of experts all layers on the fastest, with the experts of as many as fit)",
     ),
 ]
 DeviceMemoryOption = Annotated[

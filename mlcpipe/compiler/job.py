@@ -27,7 +27,7 @@ from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.gated_delta import GatedDelta
 from mlcpipe.nn.language_model import LanguageModel, ModelFacts, blocks_of
 from mlcpipe.nn.speech_model import SpeechModel
-from mlcpipe.nn.stages import cut
+from mlcpipe.nn.stages import cut, cut_experts
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
@@ -100,11 +100,14 @@ def lower(
     adapters: bool = False,
     layers: range | None = None,
     chunk: int | None = None,
+    away: range = range(0),
+    alone: bool = False,
 ) -> Job:
     """Export the model, check that the checkpoint has its weights, and run the passes that all variants share.
 
     `like` was lowered from the same checkpoint: its tokenizer is reused. `adapters`: forwards with LoRA adapters, too.
-    `layers`: those of a stage, alone, with at most `chunk` tokens of a prompt at once.
+    `layers`: those of a stage, alone, with at most `chunk` tokens of a prompt at once; without the experts of the
+    layers `away`, or of the experts `alone`.
     """
     plan = load_recipe(quantization) if isinstance(quantization, str) else quantization
     scheme = plan.scheme
@@ -130,7 +133,7 @@ def lower(
     if layers is not None:  # the checkpoint is checked, and the matrices' schemes are chosen, as for all of the model
         table = weight_table(model.named_parameters(), target.gathers_rows)
         whole = _from_checkpoint(table, model, checkpoint, target, plan)
-        cut(model, layers)
+        cut_experts(model, layers) if alone else cut(model, layers, away)
     state = export(model, target, scheme, chunk, variants[0], no_tokens)
     if whole is None:
         state = replace(state, weights=_from_checkpoint(state.weights, model, checkpoint, target, plan))
@@ -154,7 +157,8 @@ def stage_info(model: LanguageModel) -> StageInfo | None:
     stage = model.stage
     if stage is None:
         return None
-    return StageInfo(begin=stage.layers.start, end=stage.layers.stop, windows=stage.windows)
+    layers = stage.layers
+    return StageInfo(begin=layers.start, end=layers.stop, windows=stage.windows, calls=stage.calls, alone=stage.alone)
 
 
 def vision_info(model: LanguageModel) -> VisionInfo | None:

@@ -234,7 +234,7 @@ def _host_of(job: Job) -> str:
     if job.embedding:
         return "texts"
     if job.stage is not None:
-        return "stage"
+        return "experts" if job.stage.alone else "stage"
     if job.speech:
         return "speech"
     return "blocks" if job.facts.diffusion else job.target.kv_cache

@@ -1,18 +1,19 @@
 """Which layers of a model run on which device: from free memory and measured bandwidth, or as a user says.
 
 A decode step reads the weights of its layers once, so its time on a device is at least their bytes over the device's
-bandwidth. The fastest device therefore gets as many layers as its memory holds, the next one as many of the rest.
+bandwidth. The fastest device therefore gets as many layers as its memory holds, the next one as many of the rest. Of a
+mixture of experts it keeps all layers, and the other one gets experts of the last ones: a token reads few of these.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlcpipe import devices
 from mlcpipe.bundle.memory import USEFUL_CONTEXT, conversation_units, least_running_bytes
-from mlcpipe.bundle.stages import runs_of
+from mlcpipe.bundle.stages import Experts, runs_of
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
 from mlcpipe.compiler.automatic import host_gb_s
@@ -23,12 +24,14 @@ from mlcpipe.devices.base import Device
 from mlcpipe.devices.support.speeds import KeptSpeed, copied_gb_s
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
-from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.language_model import LanguageModel, blocks_of
+from mlcpipe.nn.moe import Mixture
 from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
 from mlcpipe.support.env import env
 from mlcpipe.weights.table import Weight
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(?:.*\.(experts_gate_up|experts_down)\.)?")
 _EMBEDDING = ("model.embed_",)
 _MARGIN = 64 << 20  # for code, and what workspaces take beyond the estimate
 
@@ -44,6 +47,9 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.weights + other.weights, self.read + other.read, self.states + other.states)
 
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.weights - other.weights, self.read - other.read, self.states - other.states)
+
     @property
     def nbytes(self) -> int:
         """What memory must hold."""
@@ -54,17 +60,24 @@ class Cost:
 class Costs:
     """What each layer takes on a device; the embedding is in the first stage, norm and output in the last.
 
-    `running`: everything else of a run, an estimate before it is compiled.
+    `running`: everything else of a run, an estimate before it is compiled. `experts`: what those of each layer take of
+    it; none of a model that cannot leave them to another device.
     """
 
     layers: tuple[Cost, ...]
     embedding: Cost
     output: Cost
     running: int
+    experts: tuple[Cost, ...] = ()
 
-    def of(self, layers: range) -> Cost:
-        """What a stage takes."""
+    def experts_of(self, layers: Iterable[int]) -> Cost:
+        """What the experts of some layers take."""
+        return sum((self.experts[index] for index in layers if self.experts), Cost())
+
+    def of(self, layers: range, away: range = range(0)) -> Cost:
+        """What a stage takes without the experts of the layers `away`."""
         cost = sum((self.layers[index] for index in layers), Cost())
+        cost -= self.experts_of(index for index in layers if index in away)
         cost = cost if layers.start else cost + self.embedding
         return cost + self.output if layers.stop == len(self.layers) else cost
 
@@ -83,12 +96,13 @@ class Room:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage of a plan."""
+    """A stage of a plan, or the experts of its layers `alone`."""
 
     room: Room
     layers: range
     cost: Cost
     running: int
+    alone: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -111,8 +125,9 @@ class StagePlan:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Layers of each stage."""
-        return tuple(len(stage.layers) for stage in self.stages)
+        """Layers of each stage; of the last one perhaps `Experts`."""
+        sizes = [(len(stage.layers), stage.alone) for stage in self.stages]
+        return tuple(Experts(count) if alone else count for count, alone in sizes)
 
     @property
     def targets(self) -> str:
@@ -143,7 +158,7 @@ def plan(
         if len(counts) != len(rooms):
             found = f"{len(counts)} for {len(rooms)} devices"
             raise UsageError("--stages", expected="a number of layers for each device", found=found)
-        return _checked(rooms, costs, runs_of(counts, total))
+        return _checked(rooms, costs, runs_of(counts, total), alone=isinstance(counts[-1], Experts))
     if total < len(rooms):
         raise UsageError("--device", expected=f"at most {total} devices, as the model has layers", found=len(rooms))
     order = sorted(range(len(rooms)), key=lambda index: (-rooms[index].gb_s, index))
@@ -151,6 +166,8 @@ def plan(
     whole = PlannedStage(rooms[alone], range(total), costs[alone].of(range(total)), costs[alone].running)
     if whole.nbytes <= rooms[alone].free and len({room.memory for room in rooms}) > 1:
         return (whole,)
+    if (found := _with_experts_apart(rooms, costs)) is not None:
+        return found
     chosen, left, used = [0] * len(rooms), total, dict.fromkeys((room.memory for room in rooms), 0)
     for place, index in enumerate(order):
         waiting = len(order) - place - 1
@@ -171,21 +188,55 @@ def plan(
     return _checked(rooms, costs, runs_of(chosen, total))
 
 
-def _checked(rooms: Sequence[Room], costs: Sequence[Costs], runs: Sequence[range]) -> tuple[PlannedStage, ...]:
-    """The stages. Raises ResourceError for one that its memory does not hold beside the others in it."""
-    stages = tuple(PlannedStage(room, run, cost.of(run), cost.running) for room, cost, run in zip(rooms, costs, runs))
+def _with_experts_apart(rooms: Sequence[Room], costs: Sequence[Costs]) -> tuple[PlannedStage, ...] | None:
+    """All layers on the first of two devices, the faster one, with the experts of as few as possible on the other.
+
+    None where the model has none, or the devices have no room for it so.
+    """
+    if len(rooms) != 2 or rooms[0].memory == rooms[1].memory or rooms[0].gb_s < rooms[1].gb_s:
+        return None
+    total = len(costs[0].layers)
+    for first in reversed(range(total)):
+        if costs[0].experts_of([first]) != Cost():
+            try:
+                return _checked(rooms, costs, (range(total), range(first, total)), alone=True)
+            except ResourceError:
+                continue
+    return None
+
+
+def _checked(
+    rooms: Sequence[Room], costs: Sequence[Costs], runs: Sequence[range], *, alone: bool = False
+) -> tuple[PlannedStage, ...]:
+    """The stages; with `alone` the last run is of experts. Raises ResourceError for one that its memory does not hold
+    beside the others in it, and UsageError for experts of a model that has none.
+    """
+    away = runs[-1] if alone else range(0)
+    taken = [cost.of(run, away) for cost, run in zip(costs, runs)]
+    if alone:
+        taken[-1] = costs[-1].experts_of(away)
+        if taken[-1] == Cost():
+            raise UsageError(
+                "--stages", expected="layers with one mixture of experts each, for experts on a device of their own",
+                found="none", next_step="say how many layers each device gets",
+            )  # fmt: skip
+    stages = tuple(
+        PlannedStage(room, run, cost, of.running, alone and run is away)
+        for room, run, cost, of in zip(rooms, runs, taken, costs)
+    )
     used: dict[str, int] = {}
     for stage in stages:
         used[stage.room.memory] = used.get(stage.room.memory, 0) + stage.nbytes
         if used[stage.room.memory] > stage.room.free:
             words = f"layers {stage.layers.start} to {stage.layers.stop - 1}"
+            words = f"experts of {words}" if stage.alone else words
             raise _full(stage.room, used[stage.room.memory], words)
     return stages
 
 
 def _full(room: Room, needed: int, what: str) -> ResourceError:
     return ResourceError(
-        f"{what} of the model do not fit" if what.startswith("layers") else f"{what} of the model does not fit",
+        f"{what} of the model do not fit" if what != "one layer" else f"{what} of the model does not fit",
         where=f"{room.spec}, {room.title}", expected=f"{byte_size(needed)} free", found=f"{byte_size(room.free)} free",
         next_step="take a shorter --context, fewer layers there, a smaller model or a --quantization of fewer bits",
     )  # fmt: skip
@@ -246,13 +297,14 @@ def plan_stages(
 def _costs(model: LanguageModel, table: Sequence[Weight], context: int, chunk: int) -> Costs:
     """What the layers of a model take with such stored weights, for a conversation."""
     facts = model.facts
-    layers = [Cost()] * facts.num_layers
+    layers, experts = [Cost()] * facts.num_layers, [Cost()] * facts.num_layers
     embedding = output = Cost()
     widest = facts.hidden_size
     for weight in table:
         cost = Cost(0 if weight.gathered else weight.nbytes, weight.decode_nbytes)
         if (match := _LAYER.match(weight.name)) is not None:
             layers[int(match[1])] += cost
+            experts[int(match[1])] += cost if match[2] else Cost()
             widest = max((widest, *weight.shape[-2:-1]))
         elif weight.name.startswith(_EMBEDDING):
             row = Cost(cost.weights, weight.nbytes // weight.shape[0])
@@ -265,7 +317,11 @@ def _costs(model: LanguageModel, table: Sequence[Weight], context: int, chunk: i
     for state in states:
         layers[min(state.layers)] += Cost(states=units.nbytes(states, [state]))
     work = attention_bytes(model, chunk) + 4 * chunk * (4 * facts.hidden_size + 2 * widest)
-    return Costs(tuple(layers), embedding, output, least_running_bytes(facts.vocab_size) + work + _MARGIN)
+    running = least_running_bytes(facts.vocab_size) + work + _MARGIN
+    apart = isinstance(model, CausalLM) and all(
+        sum(1 for _ in blocks_of(layer, Mixture)) < 2 for layer in model.model.layers
+    )
+    return Costs(tuple(layers), embedding, output, running, tuple(experts) if apart else ())
 
 
 def described(found: StagePlan) -> list[Mapping[str, object]]:
@@ -276,6 +332,7 @@ def described(found: StagePlan) -> list[Mapping[str, object]]:
             "name": stage.room.title,
             "target": stage.room.target,
             "layers": [stage.layers.start, stage.layers.stop],
+            "experts_alone": stage.alone,
             "weights_bytes": stage.cost.weights,
             "read_bytes": stage.cost.read,
             "states_bytes": stage.cost.states,

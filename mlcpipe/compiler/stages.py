@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlcpipe.bundle import MANIFEST, FileInfo, Manifest, MemoryPlan, write_manifest
 from mlcpipe.bundle.integrity import file_info
 from mlcpipe.bundle.manifest import MAX_STAGES, ModelInfo
 from mlcpipe.bundle.origin import accept
-from mlcpipe.bundle.stages import runs_of
+from mlcpipe.bundle.stages import Experts, runs_of
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
 from mlcpipe.compiler.embedding import embedding_info
@@ -27,15 +27,20 @@ from mlcpipe.targets import Target, load_target
 
 @dataclass(frozen=True)
 class StagePart:
-    """A stage to compile: its target and its layers."""
+    """A stage to compile: its target and its layers, without experts of the layers `away`.
+
+    `alone`: it has the experts of its layers, and nothing else.
+    """
 
     target: Target
     layers: range
+    away: range = range(0)
+    alone: bool = False
 
     @property
     def folder(self) -> str:
         """Its folder in the bundle, in the order of the stages."""
-        return f"layers-{self.layers.start}-{self.layers.stop - 1}"
+        return f"{'experts' if self.alone else 'layers'}-{self.layers.start}-{self.layers.stop - 1}"
 
 
 def targets_of(text: str) -> tuple[Target, ...]:
@@ -73,7 +78,11 @@ def parts_of(checkpoint: Checkpoint, targets: str, counts: Sequence[int]) -> tup
         given = f"{len(found)} for {len(counts)} stages"
         raise UsageError("--target", expected="one target for each stage, or one for all", found=given)
     runs = runs_of(counts, build_model(checkpoint.config).facts.num_layers)
-    return tuple(map(StagePart, found if len(found) > 1 else found * len(runs), runs))
+    found = found if len(found) > 1 else found * len(runs)
+    alone = isinstance(counts[-1], Experts)
+    away = runs[-1] if alone else range(0)
+    parts = [StagePart(target, run, away) for target, run in zip(found, runs)]
+    return (*parts[:-1], replace(parts[-1], away=range(0), alone=alone))
 
 
 def check_options(quantization: str | QuantizationRecipe, *, adapters: bool, draft_head: bool, fitted: bool) -> None:
@@ -121,7 +130,18 @@ def lower_stages(
     for part in parts:
         like = jobs[0] if jobs else None
         jobs.append(
-            lower(checkpoint, part.target, plan, context, kv_cache_dtype, like, layers=part.layers, chunk=chunk)
+            lower(
+                checkpoint,
+                part.target,
+                plan,
+                context,
+                kv_cache_dtype,
+                like,
+                layers=part.layers,
+                chunk=chunk,
+                away=part.away,
+                alone=part.alone,
+            )  # fmt: skip
         )
     return jobs
 
@@ -151,7 +171,7 @@ def write_stages(
 
 def _whole(stages: Sequence[Manifest], folders: Sequence[str], files: dict[str, FileInfo]) -> Manifest:
     """The manifest of the model: what its stages have together; target and variants are those of the last."""
-    last = stages[-1]
+    last = [stage for stage in stages if stage.model.stage is not None and not stage.model.stage.alone][-1]
     plans = [stage.memory_plan for stage in stages]
     workspace = {
         f"{folder}: {name}": nbytes

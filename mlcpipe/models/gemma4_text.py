@@ -27,7 +27,7 @@ from mlcpipe.nn.decoder_layer import SANDWICH_NORM, DecoderLayer
 from mlcpipe.nn.gguf import GgufFamily, GgufFile, by_layer, read_experts, read_windows
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Float32, Linear
-from mlcpipe.nn.moe import Routing, SparseMoE, combine, expert_counts, route
+from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts, route
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.norm import NormSpec, rms_norm
 from mlcpipe.nn.per_layer import PerLayerInputs, PerLayerUpdate
@@ -203,8 +203,7 @@ class Experts(SparseMoE):
         weights, ids = route(self.gate(x), self.routing)
         scales = op.take(self.gate.per_expert_scale, op.reshape(ids, (ids.shape[0] * self.routing.chosen,)), axis=0)
         weights = op.multiply(weights, op.reshape(scales, weights.shape))
-        outer = self.chosen(self.before(x), ids)
-        return self.after(op.tensor_expr_op(combine, "moe_combine", [weights, outer]))
+        return self.after(self.mixed(self.before(x), weights, ids))
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import Any
 
 from tvm import te, tirx
-from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn.base_config import Defaults, read_base
@@ -19,7 +18,7 @@ from mlcpipe.nn.config import layer_windows, rope_table
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import ATTENTION, EXPERTS, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.linear import ExpertLinear, Linear
-from mlcpipe.nn.moe import Routing, combine, expert_counts, route
+from mlcpipe.nn.moe import Mixture, Routing, combine, expert_counts, route
 from mlcpipe.nn.norm import NormSpec
 
 DEFAULTS = Defaults(positions=1 << 17, num_kv_heads=8, head_dim=64, norm=NormSpec(eps=1e-5), theta=150_000.0)
@@ -54,7 +53,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return decoder(base, specs, mlp, ropes=[rope])
 
 
-class ClampedMoE(nn.Module):
+class ClampedMoE(Mixture):
     """Sum of weight_e * (down_e(act(gate_e(x), up_e(x))) + bias_e) over the chosen experts e: [m, hidden] -> the same.
 
     act(g, u) = (u' + 1) * g' * sigmoid(alpha * g'), where g' = min(g, limit) and u' is u within +- limit. Gate and up
@@ -76,7 +75,10 @@ class ClampedMoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        weights, ids = route(self.router(x), self.routing)
+        return self.mixed(x, *route(self.router(x), self.routing))
+
+    def mix(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """As `Mixture.mixed`."""
         inner = self.experts_gate_up(x, ids, shared=True)
         inner = op.tensor_expr_op(self._act, "clamped_gate", [inner, self.experts_gate_up.bias, ids])
         outer = self.experts_down(inner, ids, shared=False)

@@ -98,7 +98,10 @@ class SomeIdle(SparseMoE):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
+        return self.mixed(x, *route(self.gate(x), self.routing, self.gate.e_score_correction_bias))
+
+    def mix(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """As `Mixture.mixed`."""
         outer = self.chosen(x, ids)  # of the idle ones, what the last MLP makes
 
         def sum_(weights: te.Tensor, ids: te.Tensor, outer: te.Tensor, x: te.Tensor) -> te.Tensor:

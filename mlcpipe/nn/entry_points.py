@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlcpipe.nn import cache_functions, stage_functions, state_functions
+from mlcpipe.nn import cache_functions, experts, stage_functions, state_functions
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.language_model import LanguageModel
 from mlcpipe.nn.speech_model import SpeechModel
@@ -22,7 +22,8 @@ def entry_points(model: LanguageModel, own_pages: bool) -> dict[str, Any]:
         return model.spec()
     assert isinstance(model, CausalLM)
     made: Any = state_functions if own_pages else cache_functions
-    made = made if model.stage is None else stage_functions
+    if model.stage is not None:
+        made = experts if model.stage.alone else stage_functions
     for name, function in made.functions(model).items():
         setattr(model, name, function)
     specs: dict[str, Any] = made.specs(model)

@@ -64,21 +64,26 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """The layers of a stage, of `count`, and the windows of the whole model, whose page ids all stages share."""
+    """The layers of a stage, of `count`, and the windows of the whole model, whose page ids all stages share.
+
+    `calls`: some of their experts are elsewhere. `alone`: it has the experts of its layers, and nothing else.
+    """
 
     layers: range
     count: int
     windows: tuple[int, ...]
+    calls: bool = False
+    alone: bool = False
 
     @property
     def first(self) -> bool:
         """Whether it takes tokens."""
-        return self.layers.start == 0
+        return self.layers.start == 0 and not self.alone
 
     @property
     def last(self) -> bool:
         """Whether it gives logits."""
-        return self.layers.stop == self.count
+        return self.layers.stop == self.count and not self.alone
 
 
 class LanguageModel(nn.Module):

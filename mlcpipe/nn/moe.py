@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -91,7 +91,24 @@ class Router(Linear):
         self.e_score_correction_bias = Float32((routing.experts,)) if routing.bias else None
 
 
-class SparseMoE(nn.Module):
+class Mixture(nn.Module):
+    """A router and its experts, `experts_gate_up` and `experts_down`. Another device may have these (`nn/experts.py`).
+
+    `elsewhere` is then what calls them.
+    """
+
+    elsewhere: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+
+    def mixed(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """What the experts i32[m, chosen] with weights f32[m, chosen] make of x [m, hidden], wherever they are."""
+        return (self.elsewhere or self.mix)(x, weights, ids)
+
+    def mix(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """As `mixed`, here."""
+        raise NotImplementedError
+
+
+class SparseMoE(Mixture):
     """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over the chosen experts e: x [m, hidden] -> [m, hidden].
 
     An expert's gate and up are one matrix, so a token's row is read once. `shared_width`: an expert that every token
@@ -130,6 +147,11 @@ class SparseMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         weights, ids = route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
+        y = self.mixed(x, weights, ids)
+        return y if self.shared_expert is None else op.add(y, self._shared(x))
+
+    def mix(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """As `Mixture.mixed`."""
         if self.routing.of_input:
             m, top = ids.shape
             each = op.multiply(op.unsqueeze(x, 1), op.unsqueeze(op.astype(weights, x.dtype), 2))
@@ -137,8 +159,7 @@ class SparseMoE(nn.Module):
             weights, outer = op.ones((m, top), "float32"), self.chosen(x_of_each, ids, shared=False)
         else:
             outer = self.chosen(x, ids)
-        y = op.tensor_expr_op(combine, "moe_combine", [weights, outer])
-        return y if self.shared_expert is None else op.add(y, self._shared(x))
+        return op.tensor_expr_op(combine, "moe_combine", [weights, outer])
 
     def chosen(self, x: Tensor, ids: Tensor, *, shared: bool = True) -> Tensor:
         """What experts i32[m, top] make of x [m, hidden], or [m * top, hidden] if not `shared`: [m * top, hidden]."""

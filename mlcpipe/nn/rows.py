@@ -42,6 +42,15 @@ def rows_added(x: te.Tensor, others: te.Tensor, places: te.Tensor, begin: int) -
     return te.compute(x.shape, element, name="rows_added")
 
 
+def float32_rows(x: Tensor) -> Tensor:
+    """x [m, hidden] -> f32[m, hidden], by a kernel of its own or the end of the one before."""
+
+    def copied(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda i, j: x[i, j].astype("float32"), name="handed")
+
+    return op.tensor_expr_op(copied, "handed", [x])
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """x times a constant."""
     return x if factor == 1.0 else op.multiply(x, Tensor.from_scalar(factor, x.dtype))

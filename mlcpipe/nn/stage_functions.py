@@ -1,7 +1,8 @@
 """The functions of a stage over states that the runtime owns: those of `state_functions.py` for a run of layers.
 
 `rows` are the step's: tokens i32[m] in the first stage, else the hidden states f32[m, hidden] that the one before
-wrote to `handed`. The last stage writes logits instead.
+wrote to `handed`. The last stage writes logits instead. A stage whose experts are elsewhere gets what calls them:
+`experts`, its last argument but the weights.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tvm import te
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import step_states
 from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.experts import Calls, ExpertsElsewhere
+from mlcpipe.nn.language_model import blocks_of
+from mlcpipe.nn.moe import Mixture
+from mlcpipe.nn.rows import float32_rows
 
 
 def functions(model: CausalLM) -> dict[str, Callable[..., Any]]:
@@ -29,26 +33,53 @@ def functions(model: CausalLM) -> dict[str, Callable[..., Any]]:
     }
 
 
-def hand_decoded(model: CausalLM, rows: Tensor, step: Tensor, handed: Tensor, states: list[Tensor]) -> Tensor:
+def hand_decoded(
+    model: CausalLM,
+    rows: Tensor,
+    step: Tensor,
+    handed: Tensor,
+    states: list[Tensor],
+    experts: ExpertsElsewhere | None = None,
+) -> Tensor:
     """Rows of a decode step -> hidden states f32[b, hidden], which are written to `handed`."""
-    return _float32(_hidden(model, rows, step, states, prefill_rows=False))
+    return float32_rows(_hidden(model, rows, step, states, experts, prefill_rows=False))
 
 
-def hand_prefilled(model: CausalLM, rows: Tensor, step: Tensor, handed: Tensor, states: list[Tensor]) -> Tensor:
+def hand_prefilled(
+    model: CausalLM,
+    rows: Tensor,
+    step: Tensor,
+    handed: Tensor,
+    states: list[Tensor],
+    experts: ExpertsElsewhere | None = None,
+) -> Tensor:
     """Rows of prompts -> hidden states f32[n, hidden], which are written to `handed`."""
-    return _float32(_hidden(model, rows, step, states, prefill_rows=True))
+    return float32_rows(_hidden(model, rows, step, states, experts, prefill_rows=True))
 
 
-def decode_last(model: CausalLM, rows: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]) -> Tensor:
+def decode_last(
+    model: CausalLM,
+    rows: Tensor,
+    step: Tensor,
+    logits: Tensor,
+    states: list[Tensor],
+    experts: ExpertsElsewhere | None = None,
+) -> Tensor:
     """Rows of a decode step -> logits f32[b, vocab], which are written to `logits`."""
-    return model.logits(_hidden(model, rows, step, states, prefill_rows=False))
+    return model.logits(_hidden(model, rows, step, states, experts, prefill_rows=False))
 
 
 def prefill_last(
-    model: CausalLM, rows: Tensor, wanted: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
+    model: CausalLM,
+    rows: Tensor,
+    wanted: Tensor,
+    step: Tensor,
+    logits: Tensor,
+    states: list[Tensor],
+    experts: ExpertsElsewhere | None = None,
 ) -> Tensor:
     """Rows of prompts -> logits f32[r, vocab] of the rows `wanted` i32[r], which are written to `logits`."""
-    return model.logits(_hidden(model, rows, step, states, prefill_rows=True, wanted=wanted))
+    return model.logits(_hidden(model, rows, step, states, experts, prefill_rows=True, wanted=wanted))
 
 
 def _hidden(
@@ -56,10 +87,13 @@ def _hidden(
     rows: Tensor,
     step: Tensor,
     states: list[Tensor],
+    experts: ExpertsElsewhere | None,
     prefill_rows: bool,
     wanted: Tensor | None = None,
 ) -> Tensor:
     assert model.stage is not None
+    for calls in _calls(model):
+        calls.handle = experts
     kv = step_states.StepStates(model, model.states(), step, states, prefill_rows)
     if model.stage.first:
         x = model.embed(rows)
@@ -69,13 +103,10 @@ def _hidden(
     return hidden[-1]
 
 
-def _float32(x: Tensor) -> Tensor:
-    """x [m, hidden] -> f32[m, hidden], by a kernel of its own or the end of the one before."""
-
-    def copied(x: te.Tensor) -> te.Tensor:
-        return te.compute(x.shape, lambda i, j: x[i, j].astype("float32"), name="handed")
-
-    return op.tensor_expr_op(copied, "handed", [x])
+def _calls(model: CausalLM) -> list[Calls]:
+    """Those of the experts that are elsewhere."""
+    found = (one.elsewhere for one in blocks_of(model.model, Mixture))
+    return [one for one in found if isinstance(one, Calls)]
 
 
 def specs(model: CausalLM) -> dict[str, Any]:
@@ -83,6 +114,7 @@ def specs(model: CausalLM) -> dict[str, Any]:
     assert model.stage is not None
     stage, tensor, facts, table = model.stage, nn.spec.Tensor, model.facts, model.states()
     states = step_states.argument(table, model.windows())
+    experts = {"experts": nn.spec.Object(object_type=ExpertsElsewhere)} if _calls(model) else {}
 
     def forward(size: str, out: str) -> dict[str, Any]:
         rows = tensor([size], "int32") if stage.first else tensor([size, facts.hidden_size], "float32")
@@ -90,7 +122,7 @@ def specs(model: CausalLM) -> dict[str, Any]:
         if not stage.last:
             result = {"handed": tensor([size, facts.hidden_size], "float32")}
         plain = {"param_mode": "plain", "effect_mode": "none"}
-        return {"rows": rows, "step": tensor(["k"], "int32"), **result, "states": states, "$": plain}
+        return {"rows": rows, "step": tensor(["k"], "int32"), **result, "states": states, **experts, "$": plain}
 
     prefill = forward("n", "r")
     return {

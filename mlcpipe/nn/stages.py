@@ -9,9 +9,11 @@ from tvm.relax.frontend import nn
 
 from mlcpipe.bundle.states import windows_of
 from mlcpipe.errors import ConfigError
+from mlcpipe.nn import experts
 from mlcpipe.nn.attention_spec import AttentionBlock
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.language_model import LanguageModel, Stage, blocks_of
+from mlcpipe.nn.moe import Mixture
 
 
 def check_stageable(model: LanguageModel) -> CausalLM:
@@ -33,8 +35,10 @@ def check_stageable(model: LanguageModel) -> CausalLM:
     return model
 
 
-def cut(model: LanguageModel, layers: range) -> CausalLM:
+def cut(model: LanguageModel, layers: range, away: range = range(0)) -> CausalLM:
     """Leave only a stage's layers in a model that has its dtypes; all parameters keep their names.
+
+    The experts of the layers `away` are on another device.
 
     The first stage keeps the embedding, the last one norm and output, and an embedding that the output shares. Raises
     ConfigError as `check_stageable` does, for a run that is not in the model, and for layers that use what an earlier
@@ -51,7 +55,8 @@ def cut(model: LanguageModel, layers: range) -> CausalLM:
                     f"layer {index} reads the keys and values of layer {block.spec.reads}",
                     expected="both in one stage", next_step=f"cut before layer {block.spec.reads}, or elsewhere",
                 )  # fmt: skip
-    stage = Stage(layers, count, windows_of(whole.states()))
+    moved = [index for index in layers if index in away and any(blocks_of(whole.model.layers[index], Mixture))]
+    stage = Stage(layers, count, windows_of(whole.states()), calls=bool(moved))
     owned = {name for name, _ in whole.named_parameters()}
     decoder = whole.model
     decoder.layers = nn.ModuleList(
@@ -69,5 +74,20 @@ def cut(model: LanguageModel, layers: range) -> CausalLM:
     if not {name for name, _ in whole.named_parameters()} <= owned:
         raise ConfigError("layers of several stages share weights", expected="weights of one layer each")
     whole.draft_head = whole.own_head = whole.tower = None
+    whole.stage = stage
+    if moved:
+        experts.move(whole, moved)
+    return whole
+
+
+def cut_experts(model: LanguageModel, layers: range) -> CausalLM:
+    """Leave only the experts of some layers, for a device of their own; all parameters keep their names.
+
+    Raises ConfigError as `check_stageable` does, and for layers without experts.
+    """
+    whole = check_stageable(model)
+    stage = Stage(layers, len(whole.model.layers), windows_of(whole.states()), alone=True)
+    whole.draft_head = whole.own_head = whole.tower = None
+    experts.keep_alone(whole, layers)
     whole.stage = stage
     return whole

@@ -80,7 +80,9 @@ def _weight_of(work: Rebuild, value: relax.Expr) -> relax.Var | None:
 def _groups(state: Lowering) -> list[_Group]:
     """Groups of two or more quantizable matrices that multiply one variable in a step."""
     functions = {gv.name_hint: func for gv, func in model_functions(state.mod)}
-    func = next(functions[name] for name in _STEPS if name in functions)
+    func = next((functions[name] for name in _STEPS if name in functions), None)
+    if func is None:  # experts alone: their matrices are joined as they are defined
+        return []
     index_of = {var: i for i, var in enumerate(weight_params(func))}
     transposed: dict[relax.Var, int] = {}
     by_input: dict[relax.Var, list[int]] = {}

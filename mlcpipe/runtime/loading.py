@@ -18,7 +18,7 @@ from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verif
 from mlcpipe.bundle.manifest import VariantInfo
 from mlcpipe.bundle.memory import MIN_CONTEXT, context_that_fits, draft_head_bytes, one_sequence
 from mlcpipe.bundle.origin import note_foreign, origin_of
-from mlcpipe.bundle.stages import Part, check_whole, read_parts
+from mlcpipe.bundle.stages import Part, check_whole, read_parts, stage_of
 from mlcpipe.bundle.tasks import command_elsewhere
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.devices import kind_of, open_device
@@ -66,7 +66,8 @@ class LoadedBundle:
     `params` are the weights in the manifest's order. `tables` by name stay in the mapped file, with their first row
     among `params`: see `serving/token_tables.py`.
 
-    In stages it is the last one, with the whole model's manifest; `stages` are all of them in order.
+    In stages it is the last one, with the whole model's manifest; `stages` are all of them in order. `experts` are
+    those of some layers that are on a device of their own.
     """
 
     manifest: Manifest
@@ -78,16 +79,23 @@ class LoadedBundle:
     params: Any
     tables: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stages: tuple[LoadedBundle, ...] = ()
+    experts: LoadedBundle | None = None
+
+    @property
+    def in_order(self) -> tuple[LoadedBundle, ...]:
+        """The stages, or the bundle itself where it has none; the last gives logits."""
+        return self.stages or (self,)
 
     @property
     def parts(self) -> tuple[LoadedBundle, ...]:
-        """The stages, or the bundle itself where it has none."""
-        return self.stages or (self,)
+        """All that has weights: the stages, or the bundle itself, and experts on a device of their own."""
+        return self.in_order if self.experts is None else (*self.in_order, self.experts)
 
     @property
     def place(self) -> str:
         """Where it runs, for people."""
-        return ", then ".join(part.device.description for part in self.parts)
+        stages = ", then ".join(part.device.description for part in self.in_order)
+        return stages if self.experts is None else f"{stages}, experts on {self.experts.device.description}"
 
     @property
     def on_host(self) -> bool:
@@ -124,7 +132,19 @@ def load_bundle(
     )
     _check_origin(path, manifest)
     loaded = [_load_part(*place, context_length, threads, progress, make_weights) for place in places]
-    return replace(loaded[-1], manifest=manifest, stages=tuple(loaded)) if manifest.stages else loaded[0]
+    if not manifest.stages:
+        return loaded[0]
+    stages = [one for one in loaded if not stage_of(one.manifest).alone]
+    experts = loaded[-1] if len(stages) < len(loaded) else None
+    return replace(stages[-1], manifest=manifest, stages=tuple(stages), experts=experts)
+
+
+def _call_experts(call: Any, *arguments: Any) -> None:
+    """What forwards call experts with that are elsewhere: `call` is their argument `experts`."""
+    call(*arguments)
+
+
+tvm_ffi.register_global_func("mlcpipe.experts", _call_experts, override=True)
 
 
 def _specs(device: str | None, parts: Sequence[Part]) -> Sequence[str | None]:
@@ -275,8 +295,9 @@ def _choose_context_length(manifest: Manifest, wanted: int | None, places: Seque
     memories = [Memory.of(several) for several in by_memory(places).values()]
     # Mapped weights are shared with the page cache: they need room, but not twice.
     if wanted is None:
-        fitting = (context_that_fits(manifest, int(one.room * _MEMORY_SHARE), one.states) for one in memories)
-        wanted = min(limit, max(min(limit, MIN_CONTEXT), min(fitting)))
+        holding = [one for one in memories if one.states]  # experts have none
+        fitting = (context_that_fits(manifest, int(one.room * _MEMORY_SHARE), one.states) for one in holding)
+        wanted = min(limit, max(min(limit, MIN_CONTEXT), min(fitting, default=limit)))
     for one in memories:
         need = one_sequence(manifest, wanted).nbytes(manifest.states, one.states)
         need += draft_head_bytes(manifest.model, wanted)

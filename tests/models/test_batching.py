@@ -49,6 +49,7 @@ pytestmark = pytest.mark.fast_cases("llama-default-q4f16_1-f16")
 MODELS = (*(f"{family}-{format}" for family in FAMILIES for format in FORMATS), "mistral-default-q0f32-q4")
 SELDOM = {f"{family}-{format}" for family in ONE_FORMAT for format in FORMATS[1:]}
 SELDOM |= {"lfm2-biases-q8f16_1-q8"}  # test_slots.py has another quantized model with states in slots
+SELDOM |= {"qwen3_moe-default-q0f32-f32"}  # test_experts_apart.py has another mixture
 
 
 @pytest.fixture(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,12 @@ import pytest
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
-from mlcpipe.bundle.integrity import file_info
 from mlcpipe.cli import main
 from mlcpipe.errors import BundleError, MlcpipeError, UsageError
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import load_bundle
 from tests.conftest import HYBRID, QUICK, TinyLlama, write_llama
+from tests.models.edits import edit
 from tests.models.stepping import Alone, Steps
 
 pytestmark = pytest.mark.full
@@ -105,17 +104,6 @@ def test_recurrent_states_and_drafts(tmp_path: Path) -> None:
                 messages = [{"role": "user", "content": "What is the KV cache?"}]
                 answers.append([engine.chat(messages, max_tokens=48, sampling=GREEDY).token_ids for _ in range(2)])
         assert answers[0] == answers[1]
-
-
-def edit(bundle: Path, change: Callable[[dict[str, Any]], object], folder: str = "") -> None:
-    """Change a manifest, and the hash of a stage's."""
-    path = bundle / folder / "mlcpipe.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    if folder:
-        info = file_info(path).model_dump()
-        edit(bundle, lambda whole: whole["files"].update({f"{folder}/mlcpipe.json": info}))
 
 
 @pytest.mark.parametrize(

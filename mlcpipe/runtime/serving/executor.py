@@ -21,7 +21,7 @@ from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_span
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.picture_rows import PictureRows
 from mlcpipe.runtime.serving.sequence import Sequence
-from mlcpipe.runtime.serving.stages import EarlierStages
+from mlcpipe.runtime.serving.stages import EarlierStages, Experts, Kind, experts_argument
 from mlcpipe.runtime.serving.state_store import StateStore, UnitBytes
 from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
 from mlcpipe.runtime.serving.token_tables import TokenTables
@@ -71,14 +71,15 @@ class Executor:
                 self.adapters = AdapterStore(bundle.manifest.model, bundle.device, adapter_blocks)
                 self._decode_adapted, self._prefill_adapted = vm["decode_adapted"], vm["prefill_adapted"]
             self._stores = []
-            for part in bundle.parts:
+            for part in bundle.in_order:
                 with part.device.errors():
                     self._stores.append(StateStore(part, self._table, units))
             self._places = [(store, index) for store in self._stores for index in range(len(store.table))]
             self.states: Any = self._stores[-1].tensors  # of the last stage, where there are several
             self.earlier: EarlierStages | None = None
+            self.experts = None if bundle.experts is None else Experts(bundle.experts)
             if bundle.stages:
-                self.earlier = EarlierStages(bundle.stages[:-1], self._stores[:-1], bundle.device)
+                self.earlier = EarlierStages(bundle.stages[:-1], self._stores[:-1], bundle.device, self.experts)
             # The logits of a forward of each kind, which one step computes in turn.
             self._logits, self._most_rows = [self._empty(first_rows or decode_rows) for _ in range(2)], decode_rows
             self._logits.append(self._logits[1])  # until one of its kind needs more
@@ -155,7 +156,7 @@ class Executor:
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
         integers = self._step.fill(decode_spans(rows))
         if self.earlier is not None:
-            launch = self._after(self.earlier.prepare("decode", tokens, integers), self._decode, (), integers)
+            launch = self._after("decode", self.earlier.prepare("decode", tokens, integers), (), tokens, integers)
             return Forward(partial(launch, self._logits_of(0, len(tokens)), len(tokens)), None)
         ids, step = self._decode_ids.put(tokens), self._decode_step.put(integers)
         if (logits := self._decode_logits.get(len(tokens))) is None:
@@ -198,7 +199,7 @@ class Executor:
         integers = self._step.fill(prefill_spans(rows), ahead=ahead)
         if self.earlier is not None:
             before = self.earlier.prepare("prefill", tokens, integers)
-            launch = self._after(before, self._prefill, (self._device.tensor(wanted),), integers)
+            launch = self._after("prefill", before, (self._device.tensor(wanted),), tokens, integers)
             logits = self._empty(len(wanted)) if all_rows else self._logits_of(2 if scored else 1, len(wanted))
             return Forward(partial(launch, logits, -1), None)
         ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
@@ -218,13 +219,22 @@ class Executor:
         return Forward(partial(self._forward, -1, function, ids, step, logits, params), None)
 
     def _after(
-        self, before: Callable[[], Any], function: Any, inputs: tuple[Any, ...], integers: NDArray[np.int32]
+        self,
+        kind: Kind,
+        before: Callable[[], Any] | None,
+        inputs: tuple[Any, ...],
+        tokens: NDArray[np.int32],
+        integers: NDArray[np.int32],
     ) -> Callable[[Any, int], Any]:
         """The launch of all stages: `before` gives the rows of the last, which writes logits f32[r, V]."""
-        step = self._device.tensor(integers)
+        step, function = self._device.tensor(integers), self._decode if kind == "decode" else self._prefill
+        given = None if before is not None else self._device.tensor(tokens)
+        params = self._tables.whole if before is not None else self._tables.prompts(tokens)
+        calls = experts_argument(self.bundle.stages[-1], self.experts)
 
         def launch(logits: Any, rows: int) -> Any:
-            return self._forward(rows, function, (before(), *inputs), step, logits, self._tables.whole)
+            hidden = given if before is None else before()
+            return self._forward(rows, function, (hidden, *inputs), step, logits, *calls, params)
 
         return launch
 

@@ -122,12 +122,12 @@ class _Memory:
 
     def holds(self, bundle: LoadedBundle) -> bool:
         """Whether the part of a bundle that gives logits is here."""
-        return any(whole is bundle and part is whole.parts[-1] for whole, part in self.parts)
+        return any(whole is bundle and part is whole.in_order[-1] for whole, part in self.parts)
 
     @property
     def rest(self) -> int:
         """Bytes of everything but weights and states."""
-        logits = sum(logits_bytes(whole.manifest.model) for whole, part in self.parts if part is whole.parts[-1])
+        logits = sum(logits_bytes(whole.manifest.model) for whole, part in self.parts if part is whole.in_order[-1])
         return logits + sum(running_bytes(part.manifest) for _, part in self.parts)
 
     def kv_bytes(self, kv_tokens: int) -> int:

@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import tvm_ffi
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.stages import stage_of
 from mlcpipe.devices.base import Device, Reused
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import step_threads
@@ -26,17 +28,77 @@ Kind = Literal["decode", "prefill"]
 
 @dataclass
 class Transfers:
-    """What crossed the borders between stages: hidden states of rows, and their bytes, 4 a number."""
+    """What crossed borders between devices: hidden states of rows, and the bytes of these and what went with them."""
 
     rows: int = 0
     nbytes: int = 0
 
 
+class Experts:
+    """Experts on a device of their own, which the forwards of stages call. `transfers` counts what crossed."""
+
+    def __init__(self, part: LoadedBundle) -> None:
+        vm, stage = part.library.vm, stage_of(part.manifest)
+        assert stage is not None
+        self._device, self._width = part.device, part.manifest.model.hidden_size
+        self._params, self.transfers = part.params, Transfers()
+        self._functions = [
+            {
+                layer: vm[name]
+                for layer in range(stage.begin, stage.end)
+                if vm.implements_function(name := named % layer)
+            }
+            for named in ("experts_decode_%d", "experts_prefill_%d")
+        ]
+        with self._device.errors():
+            self._begin = step_threads(part.library.module if self._device.on_host else None)
+            self._arriving = [Reused(self._device, dtype) for dtype in ("float32", "float32", "int32")]
+            self._handed = tvm_runtime.empty((1, self._width), "float32", self._device.handle)
+
+    def called_by(self, there: Device) -> Any:
+        """The argument `experts` of a stage's forwards on a device."""
+        return tvm_ffi.convert(partial(self._call, there))
+
+    def _call(self, there: Device, layer: int, of_prompt: int, rows: Any, weights: Any, ids: Any, out: Any) -> None:
+        """Write what experts i32[m, chosen] with weights f32[m, chosen] make of rows f32[m, hidden] to `out`."""
+        count, top = (int(size) for size in ids.shape)
+        self.transfers.rows += count
+        self.transfers.nbytes += 8 * count * (self._width + top)
+        shared = self._device.on_host and there.on_host
+        inputs, handed = [rows, weights, ids], out
+        if not shared:
+            with there.errors():
+                host = [tvm_runtime.array(there.read(one)).copy() for one in inputs]
+            with self._device.errors():
+                inputs = [reused.put(one) for reused, one in zip(self._arriving, host)]
+                if count > self._handed.shape[0]:
+                    size = 1 << (count - 1).bit_length()
+                    self._handed = tvm_runtime.empty((size, self._width), "float32", self._device.handle)
+                handed = tvm_runtime.view(self._handed, (count, self._width))
+        with self._device.errors():
+            self._begin(-1 if of_prompt else count)
+            self._functions[of_prompt][layer](*inputs, handed, self._params)
+            self._begin(0)
+            host_out = None if shared else tvm_runtime.array(self._device.read(handed))
+        if host_out is not None:
+            with there.errors():
+                there.put(out, host_out)
+
+
+def experts_argument(part: LoadedBundle, experts: Experts | None) -> tuple[Any, ...]:
+    """The argument `experts` of a stage's forwards, if they have one."""
+    stage = stage_of(part.manifest)
+    if experts is None or stage is None or not stage.calls:
+        return ()
+    return (experts.called_by(part.device),)
+
+
 class _Stage:
     """A stage that gives hidden states."""
 
-    def __init__(self, part: LoadedBundle, store: StateStore) -> None:
+    def __init__(self, part: LoadedBundle, store: StateStore, experts: Experts | None) -> None:
         self.device, self.store, self._width = part.device, store, part.manifest.model.hidden_size
+        self._experts = experts_argument(part, experts)
         self._functions = {kind: part.library.vm[kind] for kind in ("decode", "prefill")}
         with self.device.errors():
             self._tables = TokenTables(part)
@@ -63,7 +125,7 @@ class _Stage:
                 self._handed = self._empty(1 << (count - 1).bit_length())
             handed = tvm_runtime.view(self._handed, (count, self._width))
             self._begin(count if kind == "decode" else -1)
-            self._functions[kind](rows, step, handed, self.store.tensors, params)
+            self._functions[kind](rows, step, handed, self.store.tensors, *self._experts, params)
             self._begin(0)
         return handed
 
@@ -74,15 +136,22 @@ class _Stage:
 class EarlierStages:
     """All stages but the last. `transfers` counts what crossed the borders."""
 
-    def __init__(self, parts: Sequence[LoadedBundle], stores: Sequence[StateStore], last: Device) -> None:
-        self._stages = [_Stage(*each) for each in zip(parts, stores)]
+    def __init__(
+        self, parts: Sequence[LoadedBundle], stores: Sequence[StateStore], last: Device, experts: Experts | None
+    ) -> None:
+        self._stages = [_Stage(*each, experts) for each in zip(parts, stores)]
         self._devices = [*(stage.device for stage in self._stages), last]
         with last.errors():
             self._arriving = [*(stage.arriving for stage in self._stages), Reused(last, "float32")]
         self.transfers = Transfers()
 
-    def prepare(self, kind: Kind, tokens: NDArray[np.int32], step: NDArray[np.int32]) -> Callable[[], Any]:
-        """The launch of a forward of tokens i32[m]: the hidden states f32[m, hidden] on the last stage's device."""
+    def prepare(self, kind: Kind, tokens: NDArray[np.int32], step: NDArray[np.int32]) -> Callable[[], Any] | None:
+        """The launch of a forward of tokens i32[m]: the hidden states f32[m, hidden] on the last stage's device.
+
+        None where the last stage is the first, too.
+        """
+        if not self._stages:
+            return None
         first = [tokens, *(None for _ in self._stages[1:])]
         launches = [stage.prepare(kind, given, step) for stage, given in zip(self._stages, first)]
 

@@ -47,7 +47,7 @@ def read_parts(directory: Path, manifest: Manifest, *, check_abi: bool = True) -
         Part(directory / name, read_manifest(directory / name, check_abi=check_abi)) for name in manifest.stages
     )
     end, count, windows = 0, manifest.model.num_layers, windows_of(manifest.states)
-    alone = [stage is not None and stage.alone for stage in map(stage_of, (part.manifest for part in parts))]
+    alone = [has_experts_alone(part) for part in parts]
     last = parts[-2] if alone[-1] and len(parts) > 1 else parts[-1]
     if any(alone[:-1]) or alone == [True] or any(map(_calls, parts)) != alone[-1]:
         raise _broken(directory, "experts that its stages call, in the last part", "others")
@@ -75,6 +75,12 @@ def read_parts(directory: Path, manifest: Manifest, *, check_abi: bool = True) -
     if tuple(state for part in parts for state in part.manifest.states) != manifest.states:
         raise _broken(directory, "the states of its stages, in order", "others")
     return parts
+
+
+def has_experts_alone(part: Part) -> bool:
+    """Whether a part has experts, and nothing else."""
+    stage = stage_of(part.manifest)
+    return stage is not None and stage.alone
 
 
 def _calls(part: Part) -> bool:

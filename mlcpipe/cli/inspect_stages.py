@@ -94,6 +94,7 @@ def _show(found: StagePlan) -> None:
 def print_stages(console: Console, manifest: Manifest, parts: Sequence[Part]) -> None:
     """A row of each stage of a bundle: its target, and its memory for the whole context."""
     from mlcpipe.bundle.memory import one_sequence, running_bytes
+    from mlcpipe.bundle.stages import has_experts_alone
 
     context = manifest.model.context_length
     units = one_sequence(manifest, context)
@@ -109,6 +110,6 @@ def print_stages(console: Console, manifest: Manifest, parts: Sequence[Part]) ->
     say(console, "\nstages")
     console.print(table)
     row = byte_size(4 * manifest.model.hidden_size)
-    if any(part.manifest.model.stage is not None and part.manifest.model.stage.alone for part in parts):
+    if has_experts_alone(parts[-1]):
         row = f"to the experts of each layer, and back, {row} a token;  {row}"
     say(console, f"{row} a token cross each border  (--kernels and --params show those of each stage)")

@@ -37,6 +37,11 @@ class Bundles(NamedTuple):
     encoder: Path | None
     device: str | None
 
+    @property
+    def folders(self) -> tuple[Path | None, ...]:
+        """All of them, the one to serve first."""
+        return self.own, self.drafts, self.encoder
+
 
 def prepare(options: ServeOptions, make: Callable[..., Path]) -> Bundles:
     """The bundles of a model and of its helpers; `make` has the arguments of `prepare_bundle`, but the progress."""

@@ -125,7 +125,7 @@ class CommandModel:
             finally:
                 self._running.discard(running)
 
-        if self._bundles is None or not all(one is None or is_bundle(one) for one in self._bundles):
+        if self._bundles is None or not all(one is None or is_bundle(one) for one in self._bundles.folders):
             self._bundles = prepare(self._options, make)
         if not self._read(self._bundles.own).model.adapted and not self._options.adapters:
             self._options = replace(self._options, adapter_ranks=None, adapter_folder=None)
@@ -153,7 +153,7 @@ class CommandModel:
         from mlcpipe.bundle.memory import engine_bytes, logits_bytes, running_bytes
 
         assert self._bundles is not None and self._manifest is not None
-        helpers = [read_manifest(one) for one in self._bundles[1:] if one is not None]
+        helpers = [read_manifest(one) for one in self._bundles.folders[1:] if one is not None]
         beside = sum(one.memory_plan.weights_bytes + running_bytes(one) for one in helpers)
         options = self._options
         planned = self._plan.plan(

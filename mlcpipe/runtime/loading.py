@@ -18,7 +18,7 @@ from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verif
 from mlcpipe.bundle.manifest import VariantInfo
 from mlcpipe.bundle.memory import MIN_CONTEXT, context_that_fits, draft_head_bytes, one_sequence
 from mlcpipe.bundle.origin import note_foreign, origin_of
-from mlcpipe.bundle.stages import Part, check_whole, read_parts, stage_of
+from mlcpipe.bundle.stages import Part, check_whole, has_experts_alone, read_parts
 from mlcpipe.bundle.tasks import command_elsewhere
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.devices import kind_of, open_device
@@ -134,7 +134,7 @@ def load_bundle(
     loaded = [_load_part(*place, context_length, threads, progress, make_weights) for place in places]
     if not manifest.stages:
         return loaded[0]
-    stages = [one for one in loaded if not stage_of(one.manifest).alone]
+    stages = [one for one, part in zip(loaded, parts) if not has_experts_alone(part)]
     experts = loaded[-1] if len(stages) < len(loaded) else None
     return replace(stages[-1], manifest=manifest, stages=tuple(stages), experts=experts)
 

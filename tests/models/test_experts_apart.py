@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(checkpoint: Path, name: str, **options: Any) -> Path:
     return mlcpipe.compile(
         checkpoint, target=QUICK, quantization="q4f16_1", output=checkpoint.parent / name,
-        context_length=CASE.context_length, **options,
+        context_length=256, **options,
     )  # fmt: skip
 
 
@@ -70,14 +70,12 @@ def test_logits_and_what_crosses(whole: Path, apart: Path) -> None:
         config, experts = tiny.tiny_config(CASE), two.model.core.executor.experts
         rows = 2 * (2 * len(PROMPT) + 8)  # of two layers: all logits, then a prompt and its answer
         assert experts is not None
-        assert experts.transfers.rows == rows + len(PROMPT) + 1 + 2 * 8
-        assert experts.transfers.nbytes == 8 * experts.transfers.rows * (
-            config.hidden_size + config.num_experts_per_tok
-        )
+        assert experts.transfers.rows == rows
+        assert experts.transfers.nbytes == 8 * rows * (config.hidden_size + config.num_experts_per_tok)
 
 
 def test_batches_prefixes_and_preemption(whole: Path, apart: Path) -> None:
-    alone = Alone.of(load_bundle(whole, 256, 1), (1, 33, 90, 70, 40, 17), 20)
+    alone = Alone.of(load_bundle(whole, 256, 1), (1, 33, 90, 70, 40, 17), 30)
     steps = Steps(load_bundle(apart, 256, 1), kv_tokens=256)
     alone.check(steps, stagger=2)
     assert steps.scheduler.totals.preemptions > 0
@@ -137,6 +135,7 @@ def test_a_plan_and_its_table(
     assert experts.cost.read == 4 * matrices * config.num_experts_per_tok // config.num_experts
     assert home.cost == alone.cost - experts.cost
     monkeypatch.setattr("mlcpipe.compiler.stage_plan.host_gb_s", lambda: 40.0)
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["inspect", str(checkpoint), "--devices", "cpu,cpu", "--stages", "3,2e", "--context", "64"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "experts of 1 to 2" in shown and "to the experts of each layer, and back" in shown

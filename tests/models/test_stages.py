@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
 from mlcpipe.cli import main
-from mlcpipe.errors import BundleError, MlcpipeError, UsageError
+from mlcpipe.errors import BundleError, ComputeError, MlcpipeError, UsageError
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import load_bundle
+from mlcpipe.runtime.serving.core import Core
+from mlcpipe.runtime.serving.stages import EarlierStages
 from tests.conftest import HYBRID, QUICK, TinyLlama, write_llama
 from tests.models.edits import edit
 from tests.models.stepping import Alone, Steps
@@ -73,6 +77,63 @@ def test_batches_prefixes_and_preemption(whole: Path, cut: Path) -> None:
     steps = Steps(load_bundle(cut, 256, 1), kv_tokens=256)
     alone.check(steps, stagger=2)
     assert steps.scheduler.totals.preemptions > 0
+
+
+def overlapping(core: Core) -> EarlierStages:
+    """The stages before the last, of which each computes a piece of a prompt while the others compute theirs."""
+    earlier = core.executor.earlier
+    assert earlier is not None and not earlier.overlaps  # as they share the CPU
+    earlier.overlaps, earlier.piece_rows = True, 16
+    return earlier
+
+
+def test_prompts_overlap(whole: Path, cut: Path) -> None:
+    """Together, in pieces of a page or more; and a stage begins the next piece before another ends the one before."""
+    alone = Alone.of(load_bundle(whole, 256, 1), (1, 33, 90, 70, 40, 17), 5)
+    steps = Steps(load_bundle(cut, 256, 1))
+    overlapping(steps.core)
+    alone.check(steps)
+    with Engine(cut, threads=1) as engine:
+        core = engine.model.core
+        earlier, met = overlapping(core), threading.Barrier(2, timeout=600)
+        first, last = earlier._stages[0]._functions, core.executor._prefill
+        order: list[str] = []
+
+        def meeting(name: str, function: Callable[..., Any], *pieces: int) -> Callable[..., Any]:
+            def run(*arguments: Any) -> Any:
+                order.append(name)
+                if order.count(name) - 1 in pieces:
+                    met.wait()  # for the other stage, in a later piece
+                return function(*arguments)
+
+            return run
+
+        first["prefill"] = meeting("first", first["prefill"], 2)
+        core.executor._prefill = meeting("last", last, 0)
+        found = engine.generate(PROMPT, max_tokens=2, sampling=GREEDY, ignore_eos=True).token_ids
+        assert (order.count("first"), order.count("last")) == (4, 4)
+        assert earlier.transfers.rows == 2 * (len(PROMPT) + 1)
+    with Engine(whole, threads=1) as one:
+        assert one.generate(PROMPT, max_tokens=2, sampling=GREEDY, ignore_eos=True).token_ids == found
+
+
+def test_an_error_of_a_piece_ends_all(cut: Path) -> None:
+    """It is the error of the forward, and the next prompt is answered as before."""
+    with Engine(cut, threads=1) as engine:
+        first = overlapping(engine.model.core)._stages[1]._functions
+        function, calls = first["prefill"], itertools.count()
+
+        def fails(*arguments: Any) -> Any:
+            if next(calls) == 1:
+                raise ComputeError("the second piece")
+            return function(*arguments)
+
+        expected = engine.generate(PROMPT, max_tokens=2, sampling=GREEDY, ignore_eos=True).token_ids
+        engine.reset()
+        first["prefill"] = fails
+        with pytest.raises(ComputeError, match="the second piece"):
+            engine.generate(PROMPT, max_tokens=2, sampling=GREEDY, ignore_eos=True)
+        assert engine.generate(PROMPT, max_tokens=2, sampling=GREEDY, ignore_eos=True).token_ids == expected
 
 
 def test_a_chat_moves_between_one_device_and_stages(whole: Path, cut: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -156,8 +157,10 @@ class Executor:
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
         integers = self._step.fill(decode_spans(rows))
         if self.earlier is not None:
-            launch = self._after("decode", self.earlier.prepare("decode", tokens, integers), (), tokens, integers)
-            return Forward(partial(launch, self._logits_of(0, len(tokens)), len(tokens)), None)
+            launches = self.earlier.prepare("decode", tokens, integers)
+            launch = self._last("decode", (), tokens, integers)
+            logits = self._logits_of(0, len(tokens))
+            return Forward(lambda: launch(self.earlier.run(launches), logits, len(tokens)), None)
         ids, step = self._decode_ids.put(tokens), self._decode_step.put(integers)
         if (logits := self._decode_logits.get(len(tokens))) is None:
             logits = self._decode_logits[len(tokens)] = self._logits_of(0, len(tokens))
@@ -179,14 +182,18 @@ class Executor:
 
         Those of all rows of scored sequences follow.
         """
+        scores = any(one.sequence.request.scored for one in rows)
+        if self.earlier is not None and not all_rows and not scores:
+            pieces = self.earlier.pieces(rows)
+            if len(pieces) > 1:
+                return self._overlapped(self.earlier, pieces)
         seen: tuple[Any, ...] = ()
         if self.pictures is not None and any(one.sequence.request.pictures for one in rows):
             tokens, *seen_rows = self.pictures.inputs(rows)
             seen = tuple(map(self._device.tensor, seen_rows))
         else:
-            tokens = np.concatenate([np.array(one.tokens, np.int32) for one in rows])
-        ends = np.cumsum([one.rows for one in rows])
-        wanted = np.array([end - one.rows + row for end, one in zip(ends, rows) for row in one.wanted], np.int32)
+            tokens = _tokens(rows)
+        ends, wanted = np.cumsum([one.rows for one in rows]), _wanted(rows)
         scored = [np.arange(end - one.rows, end) for end, one in zip(ends, rows) if one.sequence.request.scored]
         wanted = np.concatenate([wanted, *scored]).astype(np.int32)
         if all_rows:
@@ -198,10 +205,10 @@ class Executor:
         ahead = bool(seen) and self.pictures is not None and self.pictures.info.ahead != ""
         integers = self._step.fill(prefill_spans(rows), ahead=ahead)
         if self.earlier is not None:
-            before = self.earlier.prepare("prefill", tokens, integers)
-            launch = self._after("prefill", before, (self._device.tensor(wanted),), tokens, integers)
+            launches = self.earlier.prepare("prefill", tokens, integers)
+            launch = self._last("prefill", (self._device.tensor(wanted),), tokens, integers)
             logits = self._empty(len(wanted)) if all_rows else self._logits_of(2 if scored else 1, len(wanted))
-            return Forward(partial(launch, logits, -1), None)
+            return Forward(lambda: launch(self.earlier.run(launches), logits, -1), None)
         ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
         step, params = self._device.tensor(integers), self._tables.prompts(tokens)
         logits = self._empty(len(wanted)) if all_rows else self._logits_of(2 if scored else 1, len(wanted))
@@ -218,25 +225,48 @@ class Executor:
             function, ids = self._prefill_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
         return Forward(partial(self._forward, -1, function, ids, step, logits, params), None)
 
-    def _after(
-        self,
-        kind: Kind,
-        before: Callable[[], Any] | None,
-        inputs: tuple[Any, ...],
-        tokens: NDArray[np.int32],
-        integers: NDArray[np.int32],
-    ) -> Callable[[Any, int], Any]:
-        """The launch of all stages: `before` gives the rows of the last, which writes logits f32[r, V]."""
+    def _last(
+        self, kind: Kind, inputs: tuple[Any, ...], tokens: NDArray[np.int32], integers: NDArray[np.int32]
+    ) -> Callable[[Any, Any, int], Any]:
+        """The launch of the last stage: (the rows of the one before, logits f32[r, V] to write, rows) -> logits."""
         step, function = self._device.tensor(integers), self._decode if kind == "decode" else self._prefill
-        given = None if before is not None else self._device.tensor(tokens)
-        params = self._tables.whole if before is not None else self._tables.prompts(tokens)
+        first = len(self.bundle.stages) == 1
+        own, params = None, self._tables.whole
+        if first:
+            own, params = self._device.tensor(tokens), self._tables.prompts(tokens)
         calls = experts_argument(self.bundle.stages[-1], self.experts)
 
-        def launch(logits: Any, rows: int) -> Any:
-            hidden = given if before is None else before()
-            return self._forward(rows, function, (hidden, *inputs), step, logits, *calls, params)
+        def launch(hidden: Any, logits: Any, rows: int) -> Any:
+            return self._forward(rows, function, (own if first else hidden, *inputs), step, logits, *calls, params)
 
         return launch
+
+    def _overlapped(self, earlier: EarlierStages, pieces: abc.Sequence[abc.Sequence[PrefillRows]]) -> Forward:
+        """The forward of prefill rows in pieces, of which each stage computes one while others compute theirs."""
+        launches, last, begins, total = [], [], [], 0
+        for rows in pieces:
+            tokens, wanted = _tokens(rows), _wanted(rows)
+            integers = self._step.fill(prefill_spans(rows))
+            launches.append(earlier.prepare("prefill", tokens, integers, alone=False))
+            needed = wanted if wanted.size else np.zeros(1, np.int32)
+            last.append((self._last("prefill", (self._device.tensor(needed),), tokens, integers), len(wanted)))
+            begins.append(total)
+            total += len(wanted)
+        logits = self._logits_of(1, max(1, total))
+
+        def launch() -> Any:
+            with closing(earlier.run_ahead(launches)) as arrived:
+                for hidden, (run, count), begin in zip(arrived, last, begins):
+                    if count == total:  # kernels write to the beginning of a tensor alone
+                        run(hidden, logits, -1)
+                        continue
+                    made = run(hidden, self._empty(max(1, count)), -1)
+                    if count:
+                        place = tvm_runtime.view(logits, (count, self._vocab), 4 * begin * self._vocab)
+                        tvm_runtime.copy(made, place)
+            return logits
+
+        return Forward(launch, None)
 
     def _logits_of(self, kind: int, rows: int) -> Any:
         """Logits f32[rows, V] of a forward: 0 decode, 1 prefill, 2 prefill with scored rows."""
@@ -257,6 +287,16 @@ class Executor:
     def _adapted(self, rows: int, function: Any, ids: tuple[Any, ...], step: Any, logits: Any, params: Any) -> Any:
         assert self.adapters is not None
         return self._forward(rows, function, ids, step, logits, self.adapters.tensors, params)
+
+
+def _tokens(rows: abc.Sequence[PrefillRows]) -> NDArray[np.int32]:
+    return np.concatenate([np.array(one.tokens, np.int32) for one in rows])
+
+
+def _wanted(rows: abc.Sequence[PrefillRows]) -> NDArray[np.int32]:
+    """The rows of a forward that give logits."""
+    ends = np.cumsum([one.rows for one in rows])
+    return np.array([end - one.rows + row for end, one in zip(ends, rows) for row in one.wanted], np.int32)
 
 
 def _rows_of(rows: Iterable[tuple[Sequence, int, int]]) -> dict[Sequence, HiddenRows]:

@@ -1,12 +1,13 @@
 """The stages of a model before its last: tokens go in, hidden states come out and cross to the next device.
 
 All stages share page ids and slots, so the scheduler knows nothing of them. A forward's integers are copied to every
-device when it is prepared; its launch runs one stage after the other.
+device when it is prepared; its launch runs one stage after the other, or of a prompt one piece after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -21,9 +22,12 @@ from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import step_threads
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.state_store import StateStore
+from mlcpipe.runtime.serving.step import PrefillRows
 from mlcpipe.runtime.serving.token_tables import TokenTables
+from tir_schedules.step_layout import PAGE
 
 Kind = Literal["decode", "prefill"]
+Launch = Callable[[Any], Any]  # of a stage: rows of the one before -> its own
 
 
 @dataclass
@@ -108,14 +112,19 @@ class _Stage:
             self.arriving = Reused(self.device, "float32")
             self._handed = self._empty(1)
 
-    def prepare(self, kind: Kind, tokens: NDArray[np.int32] | None, step: NDArray[np.int32]) -> Callable[[Any], Any]:
-        """The launch of a forward: (rows of the stage before, None for tokens) -> f32[m, hidden] on the device."""
+    def prepare(
+        self, kind: Kind, tokens: NDArray[np.int32] | None, step: NDArray[np.int32], *, alone: bool = True
+    ) -> Launch:
+        """The launch of a forward: (rows of the stage before, None for tokens) -> f32[m, hidden] on the device.
+
+        If not `alone`, others are prepared before it is launched.
+        """
         with self.device.errors():
-            steps = self._steps[kind].put(step)
+            steps = self._steps[kind].put(step) if alone else self.device.tensor(step)
             if tokens is None:
                 return partial(self._launch, kind, steps, self._tables.whole)
             params = self._tables.decode(tokens)[0] if kind == "decode" else self._tables.prompts(tokens)
-            own = self._rows[kind].put(tokens)
+            own = self._rows[kind].put(tokens) if alone else self.device.tensor(tokens)
             return lambda _: self._launch(kind, steps, params, own)
 
     def _launch(self, kind: Kind, step: Any, params: Any, rows: Any) -> Any:
@@ -134,7 +143,11 @@ class _Stage:
 
 
 class EarlierStages:
-    """All stages but the last. `transfers` counts what crossed the borders."""
+    """All stages but the last. `transfers` counts what crossed the borders.
+
+    `overlaps`: a prompt's rows go through the stages in pieces of `piece_rows` or more, each device computing one of
+    them; not where stages share a device.
+    """
 
     def __init__(
         self, parts: Sequence[LoadedBundle], stores: Sequence[StateStore], last: Device, experts: Experts | None
@@ -143,34 +156,90 @@ class EarlierStages:
         self._devices = [*(stage.device for stage in self._stages), last]
         with last.errors():
             self._arriving = [*(stage.arriving for stage in self._stages), Reused(last, "float32")]
-        self.transfers = Transfers()
+        self._crossed = [Transfers() for _ in self._stages]  # each border is counted by one thread
+        self.piece_rows = 128
+        self.overlaps = experts is None and len({one.spec for one in self._devices}) == len(self._devices) > 1
+        self._workers = [ThreadPoolExecutor(1, f"mlcpipe-stage-{index}") for index in range(len(self._stages))]
 
-    def prepare(self, kind: Kind, tokens: NDArray[np.int32], step: NDArray[np.int32]) -> Callable[[], Any] | None:
-        """The launch of a forward of tokens i32[m]: the hidden states f32[m, hidden] on the last stage's device.
+    @property
+    def transfers(self) -> Transfers:
+        """What crossed all borders."""
+        return Transfers(sum(one.rows for one in self._crossed), sum(one.nbytes for one in self._crossed))
 
-        None where the last stage is the first, too.
+    def pieces(self, rows: Sequence[PrefillRows]) -> list[list[PrefillRows]]:
+        """The rows of a forward in up to 4 pieces of about one size, cut where pages end; or all of them in one.
+
+        Rows that states in slots pass on from one to the next stay together.
         """
-        if not self._stages:
-            return None
+        total = sum(one.rows for one in rows)
+        count = min(4, total // self.piece_rows)
+        if not self.overlaps or count < 2 or any(one.sequence.next_slot >= 0 or one.canvas for one in rows):
+            return [list(rows)]
+        size = room = -(-total // count)
+        found: list[list[PrefillRows]] = [[]]
+        for one in rows:
+            begin, end = one.begin, one.begin + one.rows
+            while begin < end:
+                page = max((begin + room) // PAGE, begin // PAGE + 1) * PAGE
+                cut = end if end - begin <= room else min(page, end)
+                found[-1].append(PrefillRows(one.sequence, begin, cut - begin, one.drawing if cut == end else ()))
+                room, begin = room - (cut - begin), cut
+                if room < PAGE:
+                    found, room = [*found, []], size
+        return [piece for piece in found if piece]
+
+    def prepare(
+        self, kind: Kind, tokens: NDArray[np.int32], step: NDArray[np.int32], *, alone: bool = True
+    ) -> list[Launch]:
+        """The launches of a forward of tokens i32[m], one for each stage, for `run` or `run_ahead`."""
         first = [tokens, *(None for _ in self._stages[1:])]
-        launches = [stage.prepare(kind, given, step) for stage, given in zip(self._stages, first)]
+        return [stage.prepare(kind, given, step, alone=alone) for stage, given in zip(self._stages, first)]
 
-        def launch() -> Any:
-            rows: Any = None
-            for index, run in enumerate(launches):
-                rows = self._across(index, run(rows))
-            return rows
+    def run(self, launches: Sequence[Launch]) -> Any:
+        """Hidden states f32[m, hidden] on the last stage's device, one stage after the other."""
+        rows: Any = None
+        for index, launch in enumerate(launches):
+            rows = launch(rows)
+            here, there = self._devices[index : index + 2]
+            if here.on_host and there.on_host:
+                self._count(index, rows)
+            else:
+                rows = self._arrive(index, self._leave(index, rows))
+        return rows
 
-        return launch
+    def run_ahead(self, pieces: Sequence[Sequence[Launch]]) -> Iterator[Any]:
+        """As `run` for each piece in order, while the stages compute later pieces. It is to be closed."""
+        last: list[Future[Any]] = []
+        every: list[Future[Any]] = []
+        for index, worker in enumerate(self._workers):
+            before = last or [None] * len(pieces)
+            last = [worker.submit(self._piece, index, piece[index], one) for piece, one in zip(pieces, before)]
+            every += last
+        try:
+            for one in last:
+                yield self._arrive(len(self._stages) - 1, one.result())
+        finally:  # after an error or Ctrl-C, nothing computes any more
+            for one in every:
+                one.cancel()
+            wait(every)
 
-    def _across(self, index: int, rows: Any) -> Any:
-        """Hidden states of a stage on the device of the next one; the same tensor where both compute on the host."""
-        here, there = self._devices[index : index + 2]
-        self.transfers.rows += int(rows.shape[0])
-        self.transfers.nbytes += 4 * int(rows.shape[0]) * int(rows.shape[1])
-        if here.on_host and there.on_host:
-            return rows
-        with here.errors():
-            host = tvm_runtime.array(here.read(rows))
-        with there.errors():
+    def _piece(self, index: int, launch: Launch, before: Future[Any] | None) -> NDArray[np.float32]:
+        rows = launch(None if before is None else self._arrive(index - 1, before.result()))
+        return self._leave(index, rows)
+
+    def _leave(self, index: int, rows: Any) -> NDArray[np.float32]:
+        """A copy on the host of a stage's hidden states."""
+        self._count(index, rows)
+        with self._devices[index].errors():
+            host: NDArray[np.float32] = tvm_runtime.array(self._devices[index].read(rows))
+            return host.copy() if self.overlaps else host
+
+    def _arrive(self, index: int, host: NDArray[np.float32]) -> Any:
+        """Hidden states of stage `index` on the device of the next one."""
+        with self._devices[index + 1].errors():
             return self._arriving[index + 1].put(host)
+
+    def _count(self, index: int, rows: Any) -> None:
+        count, width = (int(size) for size in rows.shape)
+        self._crossed[index].rows += count
+        self._crossed[index].nbytes += 4 * count * width

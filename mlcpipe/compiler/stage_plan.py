@@ -166,8 +166,8 @@ def plan(
     whole = PlannedStage(rooms[alone], range(total), costs[alone].of(range(total)), costs[alone].running)
     if whole.nbytes <= rooms[alone].free and len({room.memory for room in rooms}) > 1:
         return (whole,)
-    if (found := _with_experts_apart(rooms, costs)) is not None:
-        return found
+    if (apart := _with_experts_apart(rooms, costs)) is not None:
+        return apart
     chosen, left, used = [0] * len(rooms), total, dict.fromkeys((room.memory for room in rooms), 0)
     for place, index in enumerate(order):
         waiting = len(order) - place - 1

@@ -156,11 +156,11 @@ class Executor:
         """The forward of decode rows; logits of all rows."""
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
         integers = self._step.fill(decode_spans(rows))
-        if self.earlier is not None:
-            launches = self.earlier.prepare("decode", tokens, integers)
+        if (earlier := self.earlier) is not None:
+            launches = earlier.prepare("decode", tokens, integers)
             launch = self._last("decode", (), tokens, integers)
             logits = self._logits_of(0, len(tokens))
-            return Forward(lambda: launch(self.earlier.run(launches), logits, len(tokens)), None)
+            return Forward(lambda: launch(earlier.run(launches), logits, len(tokens)), None)
         ids, step = self._decode_ids.put(tokens), self._decode_step.put(integers)
         if (logits := self._decode_logits.get(len(tokens))) is None:
             logits = self._decode_logits[len(tokens)] = self._logits_of(0, len(tokens))
@@ -183,10 +183,11 @@ class Executor:
         Those of all rows of scored sequences follow.
         """
         scores = any(one.sequence.request.scored for one in rows)
-        if self.earlier is not None and not all_rows and not scores:
-            pieces = self.earlier.pieces(rows)
+        earlier = self.earlier
+        if earlier is not None and not all_rows and not scores:
+            pieces = earlier.pieces(rows)
             if len(pieces) > 1:
-                return self._overlapped(self.earlier, pieces)
+                return self._overlapped(earlier, pieces)
         seen: tuple[Any, ...] = ()
         if self.pictures is not None and any(one.sequence.request.pictures for one in rows):
             tokens, *seen_rows = self.pictures.inputs(rows)
@@ -204,11 +205,11 @@ class Executor:
             wanted = np.zeros(1, np.int32)
         ahead = bool(seen) and self.pictures is not None and self.pictures.info.ahead != ""
         integers = self._step.fill(prefill_spans(rows), ahead=ahead)
-        if self.earlier is not None:
-            launches = self.earlier.prepare("prefill", tokens, integers)
+        if earlier is not None:
+            launches = earlier.prepare("prefill", tokens, integers)
             launch = self._last("prefill", (self._device.tensor(wanted),), tokens, integers)
             logits = self._empty(len(wanted)) if all_rows else self._logits_of(2 if scored else 1, len(wanted))
-            return Forward(lambda: launch(self.earlier.run(launches), logits, -1), None)
+            return Forward(lambda: launch(earlier.run(launches), logits, -1), None)
         ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
         step, params = self._device.tensor(integers), self._tables.prompts(tokens)
         logits = self._empty(len(wanted)) if all_rows else self._logits_of(2 if scored else 1, len(wanted))

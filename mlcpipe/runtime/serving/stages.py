@@ -6,7 +6,7 @@ device when it is prepared; its launch runs one stage after the other, or of a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -207,12 +207,12 @@ class EarlierStages:
                 rows = self._arrive(index, self._leave(index, rows))
         return rows
 
-    def run_ahead(self, pieces: Sequence[Sequence[Launch]]) -> Iterator[Any]:
+    def run_ahead(self, pieces: Sequence[Sequence[Launch]]) -> Generator[Any, None, None]:
         """As `run` for each piece in order, while the stages compute later pieces. It is to be closed."""
         last: list[Future[Any]] = []
         every: list[Future[Any]] = []
         for index, worker in enumerate(self._workers):
-            before = last or [None] * len(pieces)
+            before: list[Future[Any] | None] = [*last] if last else [None] * len(pieces)
             last = [worker.submit(self._piece, index, piece[index], one) for piece, one in zip(pieces, before)]
             every += last
         try:

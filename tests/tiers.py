@@ -37,6 +37,7 @@ OTHER_TIERS = ("full", "alone", "everything")
 NAMES_CASES = {"fast_cases": "full", "full_cases": "everything"}
 # Words of a reason, and what would run the tests that it skips.
 ENABLE = (
+    ("packages: npm ci --prefix tests/server", "npm ci --prefix tests/server"),
     ("packages: npm", "npm ci --prefix tests/webgpu"),
     ("kotlin-compiler", "npm ci --prefix tests/native/android"),
     ("Android tools: apt", "apt install aapt apksigner zipalign"),

@@ -91,6 +91,7 @@ class Body(BaseModel):
     most_values: ClassVar[int] = MAX_VALUES
     _nbytes: int = PrivateAttr(0)
     _owner: str = PrivateAttr("")
+    _client: str = PrivateAttr("")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> Any:
@@ -102,6 +103,11 @@ class Body(BaseModel):
     def nbytes(self) -> int:
         """The length of the JSON."""
         return self._nbytes
+
+    @property
+    def client(self) -> str:
+        """As `key_of` the request: what it sets is its own."""
+        return self._client
 
     @property
     def namespace(self) -> str:
@@ -307,7 +313,7 @@ def owner_of(request: Request) -> str:
 
 
 def key_of(request: Request) -> str:
-    """The owner of what is stored for a client: its key, also where keys share prompts."""
+    """The owner of what is stored and set for a client: its key, also where keys share prompts; "" without keys."""
     key: str = getattr(request.state, "key", "")
     return key
 
@@ -316,9 +322,11 @@ def parsed(model: type[_B]) -> Callable[[Request], Coroutine[Any, Any, _B]]:
     """A dependency that reads a request's body. Raises ApiError for a body that is no JSON, or malformed."""
 
     async def read(request: Request) -> _B:
+        if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+            raise ApiError(415, f"content-encoding: expected none, found {coding[:40]!r}; send the JSON as it is")
         data, pool = await request.body(), request.app.state.pool
         body: _B = await pool.aside(lambda: _read(model, data), len(data))
-        body._nbytes, body._owner = len(data), owner_of(request)
+        body._nbytes, body._owner, body._client = len(data), owner_of(request), key_of(request)
         pool.metrics.count_unknown(request.url.path, body.model_extra or ())
         return body
 
@@ -346,7 +354,7 @@ def translated(model: type[_B], fields: Mapping[str, Any], body: Body) -> _B:
         made = model.model_validate(fields)
     except ValidationError as error:
         raise invalid(error) from None
-    made._nbytes, made._owner = body._nbytes, body._owner
+    made._nbytes, made._owner, made._client = body._nbytes, body._owner, body._client
     return made
 
 

@@ -116,7 +116,7 @@ async def _answers(
     """Answers, cached ones if a semantic cache has them, and the header that says so."""
     cache = service.semantic_cache if isinstance(service, CachingService) else None
     adapter, question = service.adapter_of(body.model), None
-    if cache is not None and body.lora is None and not service.lora.defaults:
+    if cache is not None and body.lora is None and not service.lora.defaults(body.client):
         question = await cache.question(request, body, conversation, adapter)
     if cache is None or question is None:
         return await answers_to(service, body, conversation), {}

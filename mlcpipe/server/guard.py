@@ -178,7 +178,7 @@ class Guard:
                 )
 
     def _key(self, headers: dict[bytes, bytes]) -> bytes:
-        given = headers.get(b"x-api-key", b"")
+        given = headers.get(b"x-api-key") or headers.get(b"api-key", b"")  # Anthropic's clients, those of Azure
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer":
             given = token.strip()

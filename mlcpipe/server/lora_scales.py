@@ -31,15 +31,24 @@ class Adapted(Protocol):
 
 
 class LoraScales:
-    """The scales that requests have which say nothing, and adapters that were loaded for other scales than 1.
+    """The scales that requests have which say nothing, of each client, and adapters that were loaded for other scales
+    than 1.
 
     Those that are not used leave when there is no room for another one. Made and used in the event loop.
     """
 
     def __init__(self) -> None:
-        self.defaults: dict[str, float] = {}  # by name; others have 0
+        self._defaults: dict[str, Mapping[str, float]] = {}  # by `Body.client`, and by name; others have 0
         self._made: dict[tuple[int, float], Adapter] = {}  # by the serial of the adapter, the latest used one last
         self._loading = asyncio.Lock()
+
+    def defaults(self, client: str) -> Mapping[str, float]:
+        """The scales that a client has set."""
+        return self._defaults.get(client, {})
+
+    def set_defaults(self, client: str, scales: Mapping[str, float]) -> None:
+        """Set the scales of a client's requests; others keep theirs."""
+        self._defaults[client] = scales
 
     async def adapter(self, service: Adapted, name: str, scale: float) -> Adapter:
         """The adapter of a name with a scale, which is loaded if necessary. Raises ApiError."""
@@ -69,7 +78,8 @@ class LoraScales:
 
     def forget(self, service: Adapted, name: str, serial: int) -> None:
         """Unload what was loaded of an adapter that is unloaded."""
-        self.defaults.pop(name, None)
+        for client, scales in self._defaults.items():
+            self._defaults[client] = {other: scale for other, scale in scales.items() if other != name}
         for key in [key for key in self._made if key[0] == serial]:
             service.engine.unload_adapter(self._made.pop(key))
 
@@ -94,10 +104,10 @@ def scales_of(service: Adapted, given: list[LoraScale], where: str) -> dict[str,
 
 
 async def with_scales(service: Adapted, body: SamplingFields, request: Request) -> Request:
-    """The request with the adapter of its `lora`, or of the server's default. Raises ApiError."""
-    if body.lora is None and (request.adapter is not None or not service.lora.defaults):
+    """The request with the adapter of its `lora`, or of its client's default. Raises ApiError."""
+    scales = service.lora.defaults(body.client)
+    if body.lora is None and (request.adapter is not None or not scales):
         return request
-    scales: Mapping[str, float] = service.lora.defaults
     if body.lora is not None:
         scales = scales_of(service, body.lora, "lora")
         if body.lora and request.adapter is not None:

@@ -108,7 +108,7 @@ class Model:
     failed_s: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
     report: LoadReport = field(default_factory=LoadReport)
-    copied: set[str] = field(default_factory=set)  # of its names, those that clients gave
+    copied: dict[str, str] = field(default_factory=dict)  # of its names, those that clients gave, and `key_of` them
     adapters: dict[str, Path] = field(default_factory=dict)  # name -> folder, kept while it is not loaded
     metrics_text: bytes = b""  # of the time before it was unloaded
     waiting: list[asyncio.Future[Any]] = field(default_factory=list)

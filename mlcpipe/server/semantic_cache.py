@@ -86,7 +86,7 @@ class SemanticCache:
         if conversation.n != 1 or (conversation.logprobs, conversation.prompt_logprobs) != (None, None):
             return None
         text = last["content"]
-        who = [request.headers.get(name, "") for name in ("authorization", "x-api-key")]
+        who = [request.headers.get(name, "") for name in ("authorization", "x-api-key", "api-key")]
         serial = None if adapter is None else adapter.serial
         user = (getattr(body, "metadata", None) or {}).get("user_id")  # as Anthropic's clients request it
         rest = (who, user, serial, *messages[:-1], {**last, "content": ""})

@@ -50,7 +50,18 @@ def server(bundle: Path, folders: dict[str, Path]) -> Iterator[Running]:
     """With room for four blocks of 16 ranks, of which two are taken."""
     options = [f"--adapter={name}={folders[name]}" for name in ("first", "second")]
     with running_server(
-        bundle, "--name", "demo", "--threads", 1, "--api-key", "secret", *options, "--adapter-ranks", 64
+        bundle,
+        "--name",
+        "demo",
+        "--threads",
+        1,
+        "--api-key",
+        "secret",
+        "--api-key",
+        "other",
+        *options,
+        "--adapter-ranks",
+        64,
     ) as running:
         yield running
 
@@ -120,6 +131,10 @@ def test_requests_choose_a_scale(server: Running, bundle: Path, folders: dict[st
     assert said() == expected and said(lora=[]) == whole["demo"] and answer(server, "first")[0] == whole["first"]
     listed = httpx2.get(server.url + "/lora-adapters", headers=KEY).json()
     assert [(one["id"], one["scale"]) for one in listed] == [(i, 0.5 * (i == first)) for i in range(len(names))]
+    other = {"authorization": "Bearer other"}
+    assert {one["scale"] for one in httpx2.get(server.url + "/lora-adapters", headers=other).json()} == {0}
+    theirs = httpx2.post(server.url + "/v1/completions", json=body, headers=other, timeout=120).json()
+    assert theirs["choices"][0]["text"] == whole["demo"]  # what one key sets changes no answer of another
     assert default(1, 1).status_code == default(1, 0, 0, 0).status_code == 400 and said() == expected
     assert default().status_code == 200 and said() == whole["demo"]
     for wrong in ([{"id": 0, "scale": 1}, {"id": 1, "scale": 1}], [{"id": 0, "scale": 1}] * 2, [{"id": 9, "scale": 1}]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,12 @@ def test_openai_python_gets_embeddings(server: Running, embedder: mlcpipe.Embedd
     tokens = sum(len(embedder.encode(text).ids) for text in TEXTS)
     assert (made.model, made.usage.prompt_tokens, made.usage.total_tokens) == ("tiny", tokens, tokens)
     assert [one.index for one in made.data] == [0, 1, 2]
+
+
+def test_a_tokenizer_with_bert_s_decoder_is_compiled_and_served(embedder: mlcpipe.Embedder) -> None:
+    """As transformers saves it, and bge, MiniLM and e5 have it: what decodes word pieces cannot be streamed."""
+    saved = json.loads((embedder.path.parent / "checkpoint" / "tokenizer.json").read_text())
+    assert saved["decoder"]["type"] == "WordPiece" and len(embedder.encode(TEXTS[0]).ids) > 2
 
 
 def test_ollama_python_gets_embeddings(server: Running, embedder: mlcpipe.Embedder) -> None:

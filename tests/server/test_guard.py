@@ -106,7 +106,7 @@ def wait_until(
 def test_every_path_but_health_wants_the_key(guarded: Running, path: str) -> None:
     wrong = [{}, {"authorization": "Bearer secret"}, {"authorization": KEY.encode()}, {"x-api-key": ""}]
     assert [httpx2.get(guarded.url + path, headers=one).status_code for one in wrong] == [401] * len(wrong)
-    right = [{"authorization": f"Bearer {KEY}".encode()}, {"x-api-key": KEY.encode()}]
+    right = [{"authorization": f"Bearer {KEY}".encode()}, {"x-api-key": KEY.encode()}, {"api-key": KEY.encode()}]
     assert all(httpx2.get(guarded.url + path, headers=one).status_code != 401 for one in right)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -163,6 +164,42 @@ def test_ollama_python_lists_loads_and_unloads_them(client: httpx2.Client, serve
         assert client.post(f"/models/{what}", json={"model": "tiny"}).json() == {"success": True}
         wait_until(lambda state=state: client.get("/models/tiny").json()["status"] == {"value": state})
     assert client.post("/models/load", json={"model": "other"}).status_code == 404
+
+
+CLIENTS = Path(__file__).parent / "node_modules"
+UNIT = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
+
+
+@pytest.mark.full
+def test_ollama_s_client_for_javascript(server: Running, expected: dict[str, dict[str, Any]]) -> None:
+    """Unmodified: it chats, streams, calls tools, fills schemas, embeds, lists, copies, leaves, and reads refusals."""
+    if shutil.which("node") is None or not (CLIENTS / "ollama").is_dir():
+        pytest.skip("no packages: npm ci --prefix tests/server")
+    tool = {"type": "function", "function": {"name": "weather", "description": "…", "parameters": UNIT}}
+    call = 'start: "<tool_call>\\n{\\"name\\": \\"weather\\", \\"arguments\\": {\\"unit\\": \\"C\\"}}\\n</tool_call>"'
+    asked = {
+        "url": server.url, "chat": "demo", "embed": "words", "texts": PROMPTS, "prompt": PROMPTS[1], "tool": tool,
+        "messages": [{"role": "user", "content": PROMPTS[1]}], "call": call, "schema": UNIT,
+        "options": {"temperature": 0, "num_predict": TOKENS, "ignore_eos": True, "deterministic": True},
+    }  # fmt: skip
+    script = CLIENTS.with_name("ollama_client.mjs")
+    done = subprocess.run(["node", script, json.dumps(asked)], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["generated"] == expected["demo"][PROMPTS[1]]
+    assert found["whole"] == found["streamed"] != "" and found["counts"][0] == found["counts"][1]
+    assert found["done"] == [False] * (len(found["done"]) - 1) + [True]
+    assert found["calls"] == [{"index": 0, "name": "weather", "arguments": {"unit": "C"}}] * 2 and found["after"]
+    assert json.loads(found["formed"])["unit"] in ("C", "F")
+    np.testing.assert_array_equal(found["vectors"], list(expected["words"].values()))
+    assert found["vector"] == found["vectors"][0]
+    assert found["listed"] == ["demo:latest", "hybrid:latest", "tiny:latest", "words:latest"]
+    assert {"demo:latest", "words:latest"} <= {*found["running"]} and found["shown"][0] == "completion"
+    assert [found[name] for name in ("pulled", "copied", "deleted")] == ["success"] * 3
+    assert tuple(map(int, found["version"].split("."))) >= (0, 6, 4)
+    assert found["aborted"] == "AbortError"
+    assert found["missing"]["status"] == 404 and "other" in found["missing"]["error"]
+    assert found["refused"]["status"] == 400 and "tfs_z" in found["refused"]["error"]
 
 
 def test_metrics_have_the_name_of_the_model(client: httpx2.Client) -> None:

@@ -41,6 +41,12 @@ class Answer(BaseModel):
     count: int = Field(ge=0, le=99)
 
 
+class Open(BaseModel):
+    """Its schema does not say that there are no other properties."""
+
+    kind: Literal["yes", "no"]
+
+
 @pytest.fixture(scope="module")
 def ai(server: Running) -> Iterator[Any]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
@@ -51,7 +57,7 @@ def ask(ai: Any, **more: Any) -> Any:
     return ai.chat.completions.create(model=NAME, messages=ASK, max_tokens=300, **{"temperature": 1, **more})
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_forced_call_fits_its_schema(ai: Any, seed: int) -> None:
     answer = ask(ai, tools=[WEATHER, CLOCK], tool_choice="required", seed=seed, parallel_tool_calls=False)
     (choice,) = answer.choices
@@ -111,7 +117,7 @@ def test_tools_are_no_duty(ai: Any) -> None:
     assert plain.usage.prompt_tokens == ask(ai, temperature=0).usage.prompt_tokens
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_parsed_answers_are_objects(ai: Any, seed: int) -> None:
     answer = ai.chat.completions.parse(
         model=NAME, messages=ASK, response_format=Answer, temperature=1, seed=seed, max_tokens=200
@@ -174,6 +180,8 @@ def test_langchain(server: Running) -> None:
     chat_openai = pytest.importorskip("langchain_openai").ChatOpenAI
     model = chat_openai(base_url=f"{server.url}/v1", api_key="none", model=NAME, max_tokens=200, seed=3, max_retries=0)
     assert isinstance(model.with_structured_output(Answer, method="json_schema").invoke("yes or no?"), Answer)
+    # A weak model would invent properties of objects that are open, as it does not say strict.
+    assert isinstance(model.with_structured_output(Open, method="function_calling").invoke("yes or no?"), Open)
     called = model.bind_tools([WEATHER], tool_choice="weather").invoke("weather?")
     assert called.tool_calls[0]["name"] == "weather"
     assert "".join(chunk.content for chunk in model.stream("Hello"))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field, model_validator
 
-from mlcpipe.server.bodies import MAX_LORA, Body, LoraScale, body_schema, parsed
+from mlcpipe.server.bodies import MAX_LORA, Body, LoraScale, body_schema, key_of, parsed
 from mlcpipe.server.leases import pool_of, text_service
 from mlcpipe.server.lora_scales import scales_of
 
@@ -32,7 +32,7 @@ async def adapters(request: Request) -> list[dict[str, Any]]:
     Their ids are their places. `path` is the name by which requests choose one as their model.
     """
     model = pool_of(request).find(request.query_params.get("model"), "text")
-    scales = {} if model.service is None else model.service.lora.defaults
+    scales = {} if model.service is None else model.service.lora.defaults(key_of(request))
     return [
         {"id": index, "path": name, "scale": scales.get(name, 0.0), "task_name": "", "prompt_prefix": ""}
         for index, name in enumerate(model.adapter_names)
@@ -41,7 +41,7 @@ async def adapters(request: Request) -> list[dict[str, Any]]:
 
 @router.post("/lora-adapters", openapi_extra=body_schema(AdaptersBody))
 async def scale(request: Request, body: Annotated[AdaptersBody, Depends(parsed(AdaptersBody))]) -> dict[str, bool]:
-    """Set the scales of all adapters; those that are not named get 0."""
+    """Set the scales of all adapters for requests of the same client; those that are not named get 0."""
     service = await text_service(request, request.query_params.get("model"))
-    service.lora.defaults = scales_of(service, body.adapters, "adapters")
+    service.lora.set_defaults(body.client, scales_of(service, body.adapters, "adapters"))
     return {"success": True}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.bodies import Body, body_schema, key_of, parsed
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import pool_of
 from mlcpipe.server.model_pool import ModelPool
@@ -40,7 +40,7 @@ async def copy(request: Request, body: Annotated[CopyBody, Depends(parsed(CopyBo
         raise ApiError(400, f"destination: there is a model {name!r} already", param="destination")
     if len(model.source.names) >= MAX_NAMES:
         raise ApiError(400, f"destination: the model has {MAX_NAMES} names already; delete one", param="destination")
-    model.copied.add(name)
+    model.copied[name] = key_of(request)
     _rename(model, (*model.source.names, name))
 
 
@@ -55,7 +55,9 @@ async def delete(request: Request, body: Annotated[ModelBody, Depends(parsed(Mod
     if name in model.adapter_names:
         raise ApiError(400, f"delete: {name!r} is an adapter; /v1/unload_lora_adapter unloads it")
     if name in model.copied:
-        model.copied.discard(name)
+        if model.copied[name] != key_of(request):
+            raise ApiError(403, f"delete: the name {name!r} was given by a client with another key, and stays")
+        del model.copied[name]
         return _rename(model, tuple(one for one in model.source.names if one != name))
     if name in model.source.names[1:]:
         message = f"delete: {name!r} is a name of the command line, and stays; {model.name!r} stands for the model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -75,6 +76,17 @@ def test_no_token_is_answered_where_none_is_wanted() -> None:
 def test_a_mark_before_a_body_is_no_json_but_taken() -> None:
     (answer,) = answers(FakeEngine(), (CHAT, b"\xef\xbb\xbf" + json.dumps({"messages": HELLO}).encode()))
     assert answer.status_code == 200
+
+
+def test_a_body_that_is_packed_is_refused_by_name() -> None:
+    """As by other servers, which read no packed bodies either; one that says it is not packed is read."""
+    engine, body = FakeEngine(), (CHAT, {"messages": HELLO})
+    (packed,) = answers(
+        engine, (CHAT, gzip.compress(json.dumps(body[1]).encode())), headers={"content-encoding": "gzip"}
+    )
+    assert packed.status_code == 415 and "content-encoding" in packed.json()["error"]["message"] and not engine.asked
+    (plain,) = answers(engine, body, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
 
 
 RULES = [

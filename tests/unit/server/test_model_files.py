@@ -63,6 +63,19 @@ def test_a_copy_is_another_name_until_it_is_deleted() -> None:
     with_client(FakeEngine(), work)
 
 
+def test_a_copy_is_deleted_by_the_key_that_made_it() -> None:
+    async def work(client: httpx2.AsyncClient) -> list[int]:
+        body = {"source": "demo", "destination": "mine"}
+        assert (await client.post("/api/copy", json=body)).status_code == 200
+        client.headers["authorization"] = "Bearer l"
+        refused = await delete(client, "mine")
+        assert "another key" in refused.json()["error"]
+        client.headers["authorization"] = "Bearer k"
+        return [refused.status_code, (await delete(client, "mine")).status_code]
+
+    assert with_client(FakeEngine(), work, headers=KEY, rules=Rules(keys=["k", "l"])) == [403, 200]
+
+
 def test_files_are_for_clients_with_a_key() -> None:
     async def work(client: httpx2.AsyncClient) -> Any:
         return await delete(client, "demo")

@@ -20,6 +20,11 @@ from mlcpipe.support.toml_files import read_toml
 
 MAX_BYTES = 1 << 16
 _NEXT = "docs/targets/boards.md has one that works"
+# Knobs that kernels divide by, or count with.
+_COUNTS = (
+    "lanes", "gemm_rows", "gemm_blocks", "gemm_depth", "int8_rows", "int8_tail_rows", "int8_blocks", "int8_depth",
+    "int8_gemv_streams",
+)  # fmt: skip
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 Knobs = Mapping[str, int | str]
@@ -190,6 +195,10 @@ def _target(name: str, values: dict[str, Any], path: Path) -> Target:
                 f"variant {variant.name} needs an unknown feature", where=path, expected=", ".join(known),
                 found=unknown[0],
             )  # fmt: skip
+    for schedule in (target.schedule, *(variant.schedule for variant in target.variants)):
+        for name, value in schedule.items():
+            if name.partition(".")[0] in _COUNTS and not (isinstance(value, int) and value >= 1):
+                raise TargetError(f"knob {name}", where=path, expected="an integer >= 1", found=value)
     overlaid = (replace(v, schedule={**target.schedule, **v.schedule}) for v in target.variants)
     return replace(target, variants=tuple(overlaid))
 

@@ -340,6 +340,8 @@ def test_native_of_another_architecture(tmp_path: Path) -> None:
         ({"name": "../x"}, "variants.0.name in .*; found '../x'"),
         ({"mattr": ["avx"]}, "variants.0.mattr.0 in .*; found 'avx'"),
         ({"schedule": {"lanes": -1}}, "an integer >= 0 or a name; found -1"),
+        ({"schedule": {"int8_gemv_streams": 0}}, "knob int8_gemv_streams in .*; expected an integer >= 1; found 0"),
+        ({"schedule": {"gemm_rows": "six"}}, "knob gemm_rows in .*; expected an integer >= 1; found six"),
         ({"colour": "red"}, "variants.0.colour in .*; expected no such field; found 'red'"),
     ],
 )

@@ -96,6 +96,7 @@ def load(
     from mlcpipe.runtime.serving.open_drafts import open_draft_model
     from mlcpipe.runtime.serving.open_engine import open_engine
     from mlcpipe.runtime.stated_sampling import bundle_sampling
+    from mlcpipe.server.fingerprint import fingerprint
     from mlcpipe.server.kept_tokenizers import KeptTokenizers
     from mlcpipe.server.prefix_store import PrefixStore
     from mlcpipe.server.run import Loaded
@@ -125,7 +126,9 @@ def load(
     if options.prefixes is not None:
         store = PrefixStore(options.prefixes, manifest, serving.context_length)
     vision = None if options.ray else manifest.model.vision
-    facts = Facts(names, about, defaults, vision, options.allow_remote_images)
+    settings = bundle.place, serving.context_length, serving.context_shift
+    found = fingerprint(bundles.own, *settings)
+    facts = Facts(names, about, defaults, vision, options.allow_remote_images, found)
     loaded = Loaded(serving, tokenizer, facts, store, adapters)
     _warm(loaded, texts, namespaces)
     if bundles.encoder is None:

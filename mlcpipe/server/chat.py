@@ -83,6 +83,7 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "created": int(time.time()),
         "model": service.name_of(body.model),
+        "system_fingerprint": service.facts.fingerprint,
     }
     if body.stream:
         chunks = _chunks(answers, frame, body)
@@ -93,7 +94,7 @@ async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBo
     def made() -> JSONResponse:
         return JSONResponse(
             {**frame, "object": "chat.completion", "choices": choices, "usage": usage_json(answers.usage),
-             "system_fingerprint": None, "timings": timings(answers.usage), **prompt_json(answers, 0)},
+             "timings": timings(answers.usage), **prompt_json(answers, 0)},
             headers=headers,
         )  # fmt: skip
 

@@ -64,6 +64,7 @@ async def complete(
         "object": "text_completion",
         "created": int(time.time()),
         "model": service.name_of(body.model),
+        "system_fingerprint": service.facts.fingerprint,
     }
     if body.stream:
         chunks = _chunks(service, answers, frame, heads, body)

@@ -47,7 +47,7 @@ class Facts:
     """names: of the model, the first is its own, "*" takes any; about: extra fields of `/v1/models`.
 
     defaults: sampling settings that a request does not set. vision: the tower of a model that sees; remote_pictures:
-    whether it gets pictures of http(s) URLs.
+    whether it gets pictures of http(s) URLs. fingerprint: of all that answers depend on, see `fingerprint`.
     """
 
     names: tuple[str, ...]
@@ -55,6 +55,7 @@ class Facts:
     defaults: SamplingParams = DEFAULTS
     vision: VisionInfo | None = None
     remote_pictures: bool = False
+    fingerprint: str | None = None
 
     def check(self, name: str | None, more: Iterable[str] = ()) -> None:
         """Raises ApiError for a model that has none of the names, nor one of `more`."""

@@ -94,8 +94,8 @@ def test_usage_says_where_a_prompt_differs(server: Running) -> None:
 
 def shape(value: Any, path: str = "") -> Any:
     """JSON without what differs from call to call; of errors, without their words."""
-    hidden = ("id", "created", "cached_tokens", "system_fingerprint")
-    python_alone = ("cache_miss", "timings")
+    hidden = ("id", "created", "cached_tokens")
+    python_alone = ("cache_miss", "timings", "system_fingerprint")
     if isinstance(value, dict):
         if "error" in value:
             return {key: value["error"][key] for key in ("type", "param", "code")} | {"keys": sorted(value["error"])}

@@ -55,6 +55,14 @@ def test_a_stream_is_the_same_answer_in_pieces(ai: Any, expected: str) -> None:
     assert not chunks[-1].choices and chunks[-1].usage.completion_tokens >= len(pieces)
 
 
+def test_all_forms_of_an_answer_have_one_fingerprint(ai: Any) -> None:
+    asked = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    whole = ai.chat.completions.create(**asked).system_fingerprint
+    chunks = {chunk.system_fingerprint for chunk in ai.chat.completions.create(**asked, stream=True)}
+    text = ai.completions.create(model=NAME, prompt="Hi", max_tokens=2).system_fingerprint
+    assert {whole, text} == chunks and re.fullmatch("fp_[0-9a-f]{16}", whole)
+
+
 def test_the_prompt_s_cached_tokens_are_told(ai: Any) -> None:
     once = [ai.chat.completions.create(model=NAME, messages=HELLO, max_tokens=1) for _ in range(2)]
     assert (

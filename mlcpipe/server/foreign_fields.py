@@ -35,7 +35,8 @@ HONOURED = frozenset((
     "messages", "prompt", "suffix", "input", "instructions", "system", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "prediction", "echo",
     # what else is reported or done
-    "logprobs", "top_logprobs", "prompt_logprobs", "timings_per_token", "return_progress", "lora", "stream",
+    "logprobs", "top_logprobs", "prompt_logprobs", "timings_per_token", "return_progress", "post_sampling_probs",
+    "lora", "stream",
     "stream_options", "model", "priority", "service_tier",
     "cache_salt", "deterministic",
 ))  # fmt: skip
@@ -65,7 +66,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "watermark": (False,), "truncate": (), "return_full_text": (False,), "prompt_embeds": (), "input_ids": (),
     "images": ([],), "n_probs": (0,), "options": ({},), "format": ("",), "template": ("",),
     "return_token_ids": (False,),
-    "timings_per_token": (False,), "return_progress": (False,),
+    "timings_per_token": (False,), "return_progress": (False,), "post_sampling_probs": (False,),
     # Where another path honours them.
     "max_completion_tokens": (), "max_output_tokens": (), "best_of": (1,), "echo": (False,), "prompt_logprobs": (),
     "system": ("",), "instructions": ("",), "tools": ([],), "response_format": ({"type": "text"},),

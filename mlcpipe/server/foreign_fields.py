@@ -35,8 +35,7 @@ HONOURED = frozenset((
     "messages", "prompt", "suffix", "input", "instructions", "system", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "prediction", "echo",
     # what else is reported or done
-    "logprobs", "top_logprobs", "prompt_logprobs", "timings_per_token", "return_progress", "post_sampling_probs",
-    "lora", "stream",
+    "logprobs", "top_logprobs", "prompt_logprobs", "timings_per_token", "return_progress", "lora", "stream",
     "stream_options", "model", "priority", "service_tier",
     "cache_salt", "deterministic",
 ))  # fmt: skip

@@ -475,15 +475,17 @@ def _check_bundle(
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.quantization.scheme import kv_dtype
     from mlcpipe.runtime.serving.adapters import check_adaptable
+    from mlcpipe.targets import load_target
 
     manifest = read_manifest(path)
     if adapters:
         check_adaptable(manifest.model)
     compiled_for = [part.manifest.target.name for part in read_parts(path, manifest)]
-    if target is not None and target.split(",") == [*dict.fromkeys(compiled_for)]:  # one for all stages
-        compiled_for = target.split(",")
+    asked = [load_target(one).name if one.endswith(".toml") else one for one in (target or AUTO).split(",")]
+    if asked == [*dict.fromkeys(compiled_for)]:  # one for all stages
+        compiled_for = asked
     for name, requested, compiled in (
-        ("target", target, ",".join(compiled_for)),
+        ("target", ",".join(asked), ",".join(compiled_for)),
         ("quantization", recipe_name(quantization) if quantization else None, manifest.quantization),
         ("KV cache dtype", kv_dtype(kv_cache_dtype or AUTO), manifest.model.kv_dtype),
     ):

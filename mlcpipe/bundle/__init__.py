@@ -8,27 +8,22 @@ from mlcpipe.bundle.manifest import (
     ENTRY_POINTS,
     FORMAT_VERSION,
     MANIFEST,
-    AdaptedInfo,
-    EagleInfo,
-    EmbeddingInfo,
     FileInfo,
     KernelInfo,
     LibraryInfo,
     LinkerInfo,
     Manifest,
     MemoryPlan,
-    ModelInfo,
     ParamInfo,
     ScratchInfo,
-    SpeechInfo,
     TargetInfo,
     VariantInfo,
-    VisionInfo,
     abi_hash,
     read_manifest,
     write_manifest,
 )
 from mlcpipe.bundle.mlc_config import MLC_CONFIG, mlc_chat_config
+from mlcpipe.bundle.model_info import AdaptedInfo, EagleInfo, EmbeddingInfo, ModelInfo, SpeechInfo, VisionInfo
 from mlcpipe.bundle.params_reader import Params, open_params, to_tvm
 from mlcpipe.bundle.params_writer import ParamsWriter
 from mlcpipe.bundle.states import State

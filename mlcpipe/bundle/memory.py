@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlcpipe.bundle.manifest import Manifest, ModelInfo, VisionInfo
+from mlcpipe.bundle.manifest import Manifest
+from mlcpipe.bundle.model_info import ModelInfo, VisionInfo
 from mlcpipe.bundle.states import State, group_of, slot_bytes, windows_of
 from tir_schedules.step_layout import PAGE
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlcpipe.bundle.conv_template import ConvTemplate
-from mlcpipe.bundle.manifest import ModelInfo
+from mlcpipe.bundle.model_info import ModelInfo
 from mlcpipe.errors import ConfigError
 
 MLC_CONFIG = "mlc-chat-config.json"

@@ -6,11 +6,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mlcpipe.support.json_files import OnlyKnown
+from mlcpipe.support.json_files import Items, OnlyKnown
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Names = Items[Name]
 
 
 class Frozen(OnlyKnown, BaseModel):

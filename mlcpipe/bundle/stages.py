@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mlcpipe.bundle.manifest import MANIFEST, MAX_STAGES, Manifest, ModelInfo, StageInfo, read_manifest
+from mlcpipe.bundle.manifest import MANIFEST, MAX_STAGES, Manifest, read_manifest
+from mlcpipe.bundle.model_info import ModelInfo, StageInfo
 from mlcpipe.bundle.states import windows_of
 from mlcpipe.errors import BundleError, UsageError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlcpipe.bundle import EagleInfo, EmbeddingInfo, SpeechInfo, State, VisionInfo
-from mlcpipe.bundle.manifest import StageInfo
+from mlcpipe.bundle.model_info import StageInfo
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.text_tower import with_pictures
 from mlcpipe.compiler.draft_heads import eagle_info

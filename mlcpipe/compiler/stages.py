@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mlcpipe.bundle import MANIFEST, FileInfo, Manifest, MemoryPlan, write_manifest
 from mlcpipe.bundle.integrity import file_info
-from mlcpipe.bundle.manifest import MAX_STAGES, ModelInfo
+from mlcpipe.bundle.manifest import MAX_STAGES
+from mlcpipe.bundle.model_info import ModelInfo
 from mlcpipe.bundle.origin import accept
 from mlcpipe.bundle.stages import Experts, runs_of
 from mlcpipe.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tvm.relax.frontend import nn
 
-from mlcpipe.bundle.manifest import DiffusionInfo
+from mlcpipe.bundle.model_info import DiffusionInfo
 from mlcpipe.bundle.states import State, windows_of
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec

@@ -8,8 +8,8 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.bundle.manifest import VisionInfo
 from mlcpipe.bundle.memory import tower_pages
+from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.bundle.states import State
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.encoder_layer import AttendingLayer

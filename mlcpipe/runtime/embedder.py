@@ -14,7 +14,8 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.manifest import EmbeddingInfo, Manifest
+from mlcpipe.bundle.manifest import Manifest
+from mlcpipe.bundle.model_info import EmbeddingInfo
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import ComputeError, UsageError

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.errors import TemplateError, UsageError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.vision.processors.decode import open_image

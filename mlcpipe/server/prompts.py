@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.pictures import completion, marked, read_pictures, with_rows
 from mlcpipe.runtime.serving.grammar import Thinking

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.answer_reader import Reading
 from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams

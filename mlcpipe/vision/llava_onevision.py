@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.linear import Linear

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlcpipe.bundle.manifest import DiffusionInfo
+from mlcpipe.bundle.model_info import DiffusionInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model
 from tests.models.small_configs import SIZES

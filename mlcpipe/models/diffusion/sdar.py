@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mlcpipe.bundle.manifest import MAX_BLOCK, DiffusionInfo
+from mlcpipe.bundle.model_info import MAX_BLOCK, DiffusionInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import qwen3
 from mlcpipe.nn.causal_lm import CausalLM

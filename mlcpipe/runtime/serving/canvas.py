@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mlcpipe.bundle.manifest import DiffusionInfo
+from mlcpipe.bundle.model_info import DiffusionInfo
 from tir_schedules.step_layout import PAGE
 
 _STEP_NUMBERS = 1 << 40  # random numbers of the positions in one step of their block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mlcpipe.bundle.manifest import MAX_BLOCK, DiffusionInfo
+from mlcpipe.bundle.model_info import MAX_BLOCK, DiffusionInfo
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.canvas import Denoising

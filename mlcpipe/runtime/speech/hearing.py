@@ -11,8 +11,8 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.manifest import SpeechInfo
 from mlcpipe.bundle.memory import MOST_ANSWERS
+from mlcpipe.bundle.model_info import SpeechInfo
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import ComputeError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.manifest import SpeechInfo
+from mlcpipe.bundle.model_info import SpeechInfo
 
 Floats = NDArray[np.float32]
 _NEVER = np.float32(-np.inf)

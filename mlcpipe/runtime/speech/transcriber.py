@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mlcpipe.bundle.manifest import Manifest, SpeechInfo
+from mlcpipe.bundle.manifest import Manifest
 from mlcpipe.bundle.memory import MOST_ANSWERS
+from mlcpipe.bundle.model_info import SpeechInfo
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.speech.decoding import TEMPERATURES, Heard, Limits, heard_text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.vision.processors.picture import Floats, Ints, Picture
 from mlcpipe.vision.processors.pixels import grid_places, resized, squares
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.vision.processors import qwen2_vl
 from mlcpipe.vision.processors.picture import Picture
 from mlcpipe.vision.processors.qwen2_vl import patches

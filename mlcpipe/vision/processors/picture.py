@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.model_info import VisionInfo
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.manifest import VisionInfo
+from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.vision.processors import qwen2_vl
 from mlcpipe.vision.processors.picture import Floats, Ints
 from mlcpipe.vision.processors.qwen2_vl import prepare

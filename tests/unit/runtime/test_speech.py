@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlcpipe.bundle.manifest import SpeechInfo
+from mlcpipe.bundle.model_info import SpeechInfo
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.speech.decoding import Heard, Limits, compression_ratio, rising
 from mlcpipe.runtime.speech.formats import FORMATS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcpipe.bundle.manifest import DiffusionInfo
+from mlcpipe.bundle.model_info import DiffusionInfo
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.batch import Span, StepBuffer

@@ -164,7 +164,16 @@ def wait_for(device: Any) -> None:
 
 def array(made: Any) -> NDArray[Any]:
     """The numbers of a tensor, not a copy: valid while the tensor keeps them."""
-    return np.from_dlpack(made)
+    found = np.from_dlpack(made)
+    return found if found.flags.writeable else np.asarray(_Writable(found))
+
+
+class _Writable:
+    """The same numbers for writing: NumPy before 2.3 takes what comes by DLPack for read-only."""
+
+    def __init__(self, found: NDArray[Any]) -> None:
+        self._found = found  # keeps them
+        self.__array_interface__ = {**found.__array_interface__, "data": (found.ctypes.data, False)}
 
 
 def view(made: Any, shape: Sequence[int], begin_bytes: int = 0) -> Any:

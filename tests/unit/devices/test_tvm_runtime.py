@@ -7,7 +7,9 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mlcpipe import Engine, SamplingParams
@@ -124,3 +126,18 @@ def test_a_bundle_in_the_folder_of_another(is_alive: bool, tiny_bundles: Bundles
         assert answers[0] == answers[1]
         if not is_alive:
             engines.clear()
+
+
+def test_numbers_are_written_where_numpy_takes_them_for_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NumPy before 2.3 does."""
+    from_dlpack = np.from_dlpack
+
+    def read_only(made: Any) -> Any:
+        found = from_dlpack(made)
+        found.flags.writeable = False
+        return found
+
+    monkeypatch.setattr(np, "from_dlpack", read_only)
+    made = tvm_runtime.tensor(np.arange(6, dtype=np.int32).reshape(2, 3))
+    tvm_runtime.array(made)[1] = 7
+    assert tvm_runtime.array(made).tolist() == [[0, 1, 2], [7, 7, 7]]

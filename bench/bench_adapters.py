@@ -23,8 +23,9 @@ from safetensors.numpy import save_file
 from bench.make_checkpoint import SHAPES, make_checkpoint
 from bench.prepare import default_work
 from bench.program import command_line, run_program
-from mlcpipe.bundle.manifest import AdaptedInfo, Manifest
+from mlcpipe.bundle.manifest import Manifest
 from mlcpipe.bundle.memory import many_sequences
+from mlcpipe.bundle.model_info import AdaptedInfo
 from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle

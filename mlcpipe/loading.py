@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from mlcpipe.checkpoint.preview import Download
     from mlcpipe.compiler.automatic import Place
     from mlcpipe.runtime.engine import Engine
-
-_SOURCES = (".py", ".toml", ".json", ".c", ".cuh", ".metal")
 
 
 def load(
@@ -283,6 +279,7 @@ def _compiled(
     """The cached bundle of a checkpoint, downloaded and compiled if necessary, and its place: chosen if None."""
     from filelock import FileLock
 
+    from mlcpipe.bundle.cache_key import cache_key, source_hash
     from mlcpipe.bundle.cached import record_use, typed_name
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import NO_HEAD, with_draft_head
@@ -311,10 +308,10 @@ def _compiled(
         quantization = checkpoint.quantization(wanted.quantization)
         names = (recipe_name(quantization), wanted.kv_cache_dtype, *["adapters"] * wanted.adapters,
                  *["best"] * wanted.best, *["no head"] * (head == NO_HEAD))  # fmt: skip
-        parts = (checkpoint.content_hash(cache / "hashes"), _source_hash(), *names)
+        parts = (checkpoint.content_hash(cache / "hashes"), source_hash(), *names)
 
         def bundle_for(target: str, *stages: str) -> Path:
-            return cache / "bundles" / _cache_key(target, *parts, *stages)
+            return cache / "bundles" / cache_key(target, *parts, *stages)
 
         def needs(target: str) -> Iterator[Need]:
             return wanted.needs(target, checkpoint, None, [bundle_for(target), bundle_for(LOCAL_TARGET)])
@@ -324,7 +321,7 @@ def _compiled(
             from mlcpipe.compiler.staged_place import planned
 
             place = planned(
-                place, checkpoint, quantization, wanted, lambda words: _cache_key(place.target, *parts, words)
+                place, checkpoint, quantization, wanted, lambda words: cache_key(place.target, *parts, words)
             )
         bundle = bundle_for(place.target, *map(str, place.stages))
     if is_bundle(bundle):
@@ -497,28 +494,3 @@ def _check_bundle(
                 found=requested,
                 next_step=f"omit the {name}, or give the checkpoint to compile it again",
             )
-
-
-def _cache_key(target: str, *names: str) -> str:
-    from mlcpipe.host.cpu import cpu_model
-    from mlcpipe.host.cpu_features import host_features
-    from mlcpipe.host.versions import versions
-
-    described = [
-        Path(name).read_text(encoding="utf-8", errors="replace") if name.endswith(".toml") else name
-        for name in target.split(",")
-    ]
-    parts = [",".join(described), *names, cpu_model(), sorted(host_features()), versions()]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
-
-
-def _source_hash() -> str:
-    """Hash of the compiler's source and tuning records: a changed kernel must not reuse a cached bundle."""
-    package = Path(__file__).resolve().parent
-    digest = hashlib.sha256()
-    for root in (package, package.parent / "tir_schedules", package.parent / "targets", env().cache_dir / "tuned"):
-        for path in sorted(root.rglob("*")):
-            name = path.relative_to(root)
-            if path.suffix in _SOURCES and name.parts[0] not in ("cli", "server", "web"):
-                digest.update(f"{name}\0".encode() + path.read_bytes())
-    return digest.hexdigest()

@@ -59,6 +59,7 @@ ENABLE = (
     ("cooperative", "Mesa 26.2's lavapipe, or a GPU with VK_KHR_cooperative_matrix"),
     ("clang", "apt install clang"),
     ("sentence-transformers", "pip install sentence-transformers"),
+    ("torchvision", "pip install torchvision"),
     ("cmake|nvrtc|NVRTC|ziglang|zig|torch|transformers|huggingface|gguf|pexpect|ml_dtypes", "pip install -e '.[dev]'"),
     ("llama-cpp-python", "pip install llama-cpp-python, which builds for ten minutes"),
     ("fastapi|llguidance|openai|ollama|anthropic|langchain", "pip install -e '.[dev]'"),

@@ -38,9 +38,10 @@ def test_bytes_are_resized_as_by_torch(size: tuple[int, int]) -> None:
         np.testing.assert_array_equal(found, expected[0].permute(1, 2, 0).numpy(), err_msg=str((height, width)))
 
 
+@pytest.mark.everything  # with torchvision, transformers prepares the pictures of all families by it: CI is without
 def test_patches_are_those_of_transformers() -> None:
     """Bit for bit, with the tiles that they are of, and in the order of their rows."""
-    pytest.importorskip("torchvision", reason="transformers' processor needs it")
+    pytest.importorskip("torchvision", reason="transformers' processor needs torchvision")
     from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 
     info, split = info_of(), 0

@@ -43,19 +43,22 @@ class Bundles(NamedTuple):
         return self.own, self.drafts, self.encoder
 
 
-def prepare(options: ServeOptions, make: Callable[..., Path]) -> Bundles:
-    """The bundles of a model and of its helpers; `make` has the arguments of `prepare_bundle`, but the progress."""
+def prepare(options: ServeOptions, make: Callable[..., Path], *, whole: bool = False) -> Bundles:
+    """The bundles of a model and of its helpers; `make` has the arguments of `prepare_bundle`, but the progress.
+
+    With `whole` they are JSON, and the model is not cut into stages: it is one of several.
+    """
     automatic = options.device == AUTO and options.target is None
     device = "cpu" if automatic and options.ray is not None else options.device  # replicas share its weights
     choices = {
         "quantization": options.quantization, "target": options.target, "kv_cache_dtype": options.kv_cache_dtype
     }  # fmt: skip
     places: list[Place] = []
-    placed = {} if options.many else {"placed": places.append}  # several models have no stages
+    placed = {} if whole else {"placed": places.append}
     own = make(
         options.first, device, best=options.best, adapters=options.with_adapters, draft_head=options.draft_head,
         mmproj=options.mmproj, task=SERVE, context=options.context, stages=stages_of(options.stages),
-        device_memory_bytes=options.device_memory_bytes, whole=options.many, **placed, **choices,
+        device_memory_bytes=options.device_memory_bytes, whole=whole, **placed, **choices,
     )  # fmt: skip
     here = engine_device(options.device, *places)
     if automatic and (options.draft_model or options.semantic_cache):

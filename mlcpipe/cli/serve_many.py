@@ -126,7 +126,7 @@ class CommandModel:
                 self._running.discard(running)
 
         if self._bundles is None or not all(one is None or is_bundle(one) for one in self._bundles.folders):
-            self._bundles = prepare(self._options, make)
+            self._bundles = prepare(self._options, make, whole=True)
         if not self._read(self._bundles.own).model.adapted and not self._options.adapters:
             self._options = replace(self._options, adapter_ranks=None, adapter_folder=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ pytest.importorskip("fastapi")
 from mlcpipe.bundle import read_manifest
 from mlcpipe.cli import main, serve_replicas
 from mlcpipe.cli.serve_loading import name_of, prepare
-from mlcpipe.cli.serve_many import CommandModel
+from mlcpipe.cli.serve_many import CommandModel, models_of
 from mlcpipe.cli.serve_options import ServeOptions
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.serving.interface import EngineStats
@@ -100,6 +101,27 @@ def test_models_beside_the_served_one_run_on_its_device(
 
     prepare(ServeOptions(model=["a"], draft_model="b", semantic_cache="c", **options), make)
     assert asked == expected
+
+
+def test_one_of_several_models_is_prepared_by_another_process(
+    tiny_bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it gets is JSON, and it cuts no model into stages."""
+    asked: list[dict[str, Any]] = []
+
+    class Asked:
+        def __init__(self, arguments: dict[str, Any]) -> None:
+            asked.append(json.loads(json.dumps(arguments)))
+
+        def bundle(self, progress: object) -> Path:
+            return tiny_bundles["q0f32"]
+
+    monkeypatch.setattr("mlcpipe.cli.serve_many.Preparation", Asked)
+    two = [f"a={tiny_bundles.checkpoint}", f"b={DEMO}"]
+    for source in models_of(ServeOptions(model=two), (), ()).sources:
+        source.prepare(LoadReport())
+    assert [one["model"] for one in asked] == [str(tiny_bundles.checkpoint), str(DEMO)]
+    assert all(one["whole"] and one["stages"] is None for one in asked)
 
 
 @pytest.mark.full

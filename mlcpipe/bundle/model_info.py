@@ -100,19 +100,28 @@ class VisionInfo(Frozen):
 
 
 MAX_BLOCK = 64
+MAX_POST_STEPS = 64
 
 
 class DiffusionInfo(Frozen):
     """Text by diffusion: an answer is made block after block, and within a block in any order.
 
     A block begins as masks. Each step proposes a token for every mask, and keeps those more probable than `threshold`,
-    or else the most probable ones, so many that `steps` steps suffice.
+    or else the most probable ones, so many that `steps` steps suffice. With `editing_threshold` it also proposes tokens
+    for the decided places, which are replaced by other ones more probable than this, in up to `max_post_steps` steps
+    after the last mask.
     """
 
     mask: Count = Field(description="token of a place that is not decided")
     block: Annotated[int, Field(ge=1, le=MAX_BLOCK)] = Field(description="tokens of a block, which see each other")
     steps: Annotated[int, Field(ge=1, le=MAX_BLOCK)] = Field(description="most steps of a block")
     threshold: Annotated[float, Field(gt=0, le=1)]
+    editing_threshold: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="above which another token replaces a decided one; none does without it"
+    )
+    max_post_steps: Annotated[int, Field(ge=0, le=MAX_POST_STEPS)] = Field(
+        default=16, description="most steps of a block after its last mask"
+    )
 
     @model_validator(mode="after")
     def _is_possible(self) -> DiffusionInfo:

@@ -10,6 +10,8 @@ from mlcpipe.errors import UsageError
 
 MAX_SEED = 2**64 - 1
 MAX_BLOCK = 64  # tokens that are denoised together
+MAX_POST_STEPS = 64
+DENOISING = ("block", "steps", "threshold", "editing_threshold", "max_post_steps")  # settings of text by diffusion
 MAX_LOGPROBS = 20  # as the OpenAI API's `top_logprobs`
 
 
@@ -33,6 +35,8 @@ class SamplingParams:
     block               [1, 64], a divisor of 64; tokens that are denoised together
     steps               [1, 64]; the most steps of a block
     threshold           (0, 1]; tokens more probable than this are kept at once, 1 keeps as many in each step
+    editing_threshold   [0, 1]; kept tokens are replaced by others more probable than this, 1 replaces none (LLaDA 2.1)
+    max_post_steps      [0, 64]; the most steps of a block after its last mask, in which tokens are replaced
 
     Raises UsageError, which names the field, its range and the value.
     """
@@ -50,6 +54,8 @@ class SamplingParams:
     block: int | None = None
     steps: int | None = None
     threshold: float | None = None
+    editing_threshold: float | None = None
+    max_post_steps: int | None = None
 
     def __post_init__(self) -> None:
         _check_real("temperature", self.temperature, 0.0, 100.0)
@@ -67,6 +73,10 @@ class SamplingParams:
                 _check_int(name, count, 1, MAX_BLOCK)
         if self.threshold is not None:
             _check_real("threshold", self.threshold, 0.0, 1.0, open_low=True)
+        if self.editing_threshold is not None:
+            _check_real("editing_threshold", self.editing_threshold, 0.0, 1.0)
+        if self.max_post_steps is not None:
+            _check_int("max_post_steps", self.max_post_steps, 0, MAX_POST_STEPS)
         if not isinstance(self.logit_bias, Mapping):
             raise UsageError(
                 "logit_bias", expected="a mapping of token id to bias", found=type(self.logit_bias).__name__

@@ -160,6 +160,8 @@ class SamplingFields(Body):
     block: Count | None = None
     steps: Count | None = None
     threshold: Number | None = None
+    editing_threshold: Number | None = None
+    max_post_steps: Count | None = None
     grammar: str | None = None
     regex: str | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_IDS)

@@ -20,7 +20,7 @@ HONOURED = frozenset((
     "repetition_penalty", "repeat_penalty", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "mirostat",
     "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "allowed_token_ids", "min_tokens", "samplers",
-    "block", "steps", "threshold",
+    "block", "steps", "threshold", "editing_threshold", "max_post_steps",
     # the end of an answer
     "max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences", "stop_token_ids",
     "ignore_eos", "timeout", "n", "best_of", "n_predict",

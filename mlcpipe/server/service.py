@@ -11,7 +11,7 @@ from typing import Any
 from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.answer_reader import Reading
-from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
+from mlcpipe.runtime.sampling_params import DENOISING, MAX_SEED, SamplingParams
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.grammar import GrammarSource, Thinking
 from mlcpipe.runtime.serving.interface import Request, ServingEngine
@@ -37,7 +37,7 @@ _COMPILING = 8  # times the bytes of a schema or grammar: it takes longer than o
 # Encoding a text takes some 200 bytes per character: one beyond any context is refused before.
 _CHARS_A_TOKEN, _MORE_CHARS = 16, 1 << 20
 _DRY_BYTES = 16  # of a text, whose tokens take as long as one token of a prompt with DRY
-_DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "block", "steps", "threshold")
+_DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", *DENOISING)
 _LEAST_TOP_P = 1e-9  # which leaves the most probable token, as other servers' 0
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)  # as in the OpenAI API
 

@@ -1,13 +1,15 @@
 """Text by diffusion as its authors' program writes it, over a transformers backbone whose mask is given as blocks.
 
-The loop is SDAR's `block_diffusion_generate` (JetAstra/SDAR, generate.py) in numpy, with three differences, all of which
-mlcpipe has on purpose: places that are decided are never overwritten (where a step's share exceeds the masks that are
+The loop is SDAR's `block_diffusion_generate` (JetAstra/SDAR, generate.py) in numpy, and with an editing threshold that of
+LLaDA 2.1 (`generate` of its modeling_llada2_moe.py, `eos_early_stop`), with three differences, all of which mlcpipe has
+on purpose: places that are decided are never overwritten (where a step's share exceeds the masks that are
 left, the program's `topk` also takes decided ones), the mask itself is not drawn, and random numbers are mlcpipe's.
 Every step is a pass over all tokens: finished blocks see nothing after them, so this equals a cache of their keys.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ class How:
     threshold: float = 0.85
     temperature: float = 0.0
     seed: int = 0
+    editing: float | None = None
+    post_steps: int = 16
 
 
 def write_sdar(folder: Path) -> Path:
@@ -106,20 +110,28 @@ def generate(prompt: Sequence[int], count: int, how: How, stop: int = -1, case: 
     uniforms = Uniforms(how.seed)
     while len(text) < end and stop not in text[len(prompt) :]:
         begin = len(text) // how.block * how.block
-        text += [MASK] * (begin + how.block - len(text))
-        for step in range(how.steps + 1):
-            masked = [place for place in range(begin, len(text)) if text[place] == MASK]
-            if not masked:
+        own = range(len(text), begin + how.block)
+        text += [MASK] * len(own)
+        post_steps = 0
+        for step in itertools.count():
+            masked = [place for place in own if text[place] == MASK]
+            post_steps += not masked
+            if not masked and (how.editing is None or post_steps > how.post_steps):
                 break
-            rows = logits(text, how.block, case)[masked]
+            asked = masked if how.editing is None else [*own]
+            rows = logits(text, how.block, case)[asked]
             rows[:, tiny.TOKENS :] = rows[:, MASK] = -np.inf
-            drawn = [_draw(row, how, place, step, uniforms) for row, place in zip(rows, masked)]
+            drawn = {place: _draw(row, how, place, step, uniforms) for row, place in zip(rows, asked)}
             share = how.block // how.steps + (step < how.block % how.steps)
-            confidence = np.array([one for _, one in drawn])
+            confidence = np.array([drawn[place][1] for place in masked])
             sure = np.flatnonzero(confidence > how.threshold)
             kept = sure if len(sure) >= share else np.argsort(-confidence, kind="stable")[:share]
-            for one in kept:
-                text[masked[one]] = drawn[one][0]
+            decided = [place for place in asked if place not in masked and drawn[place][0] != text[place]]
+            edits = [place for place in decided if how.editing is not None and drawn[place][1] > how.editing]
+            for place in (*(masked[one] for one in kept), *edits):
+                text[place] = drawn[place][0]
+            if not masked and not edits:
+                break
     answer = text[len(prompt) : end]
     return answer[: answer.index(stop) + 1] if stop in answer else answer
 

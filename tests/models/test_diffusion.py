@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -31,6 +32,11 @@ ANSWERS = (
     How(block=32, steps=8, threshold=0.3, temperature=0.9, seed=5),
     How(block=64, steps=8, threshold=1.0),
 )
+EDITS = (  # of LLaDA 2.1
+    How(block=32, steps=32, threshold=0.2, editing=0.0, post_steps=2),
+    How(block=32, steps=8, threshold=0.3, editing=0.15),
+    How(block=16, steps=4, threshold=0.1, temperature=0.8, seed=3, editing=0.1, post_steps=5),
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,7 @@ def engine(bundle: Path) -> Iterator[mlcpipe.Engine]:
 def sampling(how: How) -> mlcpipe.SamplingParams:
     return mlcpipe.SamplingParams(
         temperature=how.temperature, top_p=1.0, seed=how.seed, block=how.block, steps=how.steps,
-        threshold=how.threshold,
+        threshold=how.threshold, editing_threshold=how.editing, max_post_steps=how.post_steps,
     )  # fmt: skip
 
 
@@ -82,13 +88,17 @@ def test_llada_2_has_the_logits_and_the_answer_of_its_program(tmp_path: Path) ->
         tokens = tiny.prompt_tokens(EXPERTS, 70)
         np.testing.assert_allclose(engine.logits(tokens), logits(tokens, 32, EXPERTS), rtol=0, atol=1e-4)
         found = engine.generate(PROMPT, temperature=0, threshold=how.threshold, max_tokens=30, ignore_eos=True)
+        edited = [engine.generate(PROMPT, sampling=sampling(one), max_tokens=30, ignore_eos=True) for one in EDITS]
     assert found.token_ids == generate(PROMPT, 30, how, case=EXPERTS)
+    for one, answer in zip(EDITS, edited):
+        assert answer.token_ids == generate(PROMPT, 30, one, case=EXPERTS)
+        assert answer.token_ids != generate(PROMPT, 30, replace(one, editing=None), case=EXPERTS)
 
 
 def test_many_with_different_blocks_have_the_bits_of_each_alone(bundle: Path) -> None:
     """In a cache that holds not all of them: some are preempted, and computed again."""
     prompts = [tiny.prompt_tokens(CASE, 9 + 7 * i)[i:] for i in range(6)]
-    hows = [How(4), How(8, 4, 0.5), How(32, 8, 0.3, 0.9, 1), How(32, 8, 0.3, 0.9, 2), How(64, 8), How(4, 2, 0.4)]
+    hows = [How(4), How(8, 4, 0.5), How(32, 8, 0.3, 0.9, 1), EDITS[2], How(64, 8), EDITS[0]]
     batching = Batching(load_bundle(bundle), kv_tokens=CONTEXT + 64)
     try:
         with batching.together:
@@ -102,7 +112,7 @@ def test_many_with_different_blocks_have_the_bits_of_each_alone(bundle: Path) ->
     finally:
         batching.close()
     assert together == alone
-    assert together[1] == generate(prompts[1], 50, hows[1])
+    assert [together[1], together[3]] == [generate(prompts[i], 50, hows[i]) for i in (1, 3)]
 
 
 def test_a_stop_token_inside_of_a_block_ends_the_answer(bundle: Path) -> None:

@@ -21,6 +21,8 @@ def info(**fields: Any) -> DiffusionInfo | None:
 def test_settings_are_the_file_s_or_those_of_the_authors_program() -> None:
     assert info(model_type="sdar") == DiffusionInfo(mask=151669, block=4, steps=4, threshold=0.85)
     stated = {"block_size": 16, "mask_token_id": 7, "denoising_steps": 8, "confidence_threshold": 0.9}
+    edits = info(model_type="sdar", editing_threshold=0.5, max_post_steps=8)
+    assert edits is not None and (edits.editing_threshold, edits.max_post_steps) == (0.5, 8)
     assert info(model_type="sdar", **stated) == DiffusionInfo(mask=7, block=16, steps=8, threshold=0.9)
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2, "topk_group": 1}
     assert info(model_type="sdar_moe", **experts) == DiffusionInfo(mask=151669, block=4, steps=4, threshold=0.85)
@@ -34,6 +36,8 @@ def test_settings_are_the_file_s_or_those_of_the_authors_program() -> None:
         ({"block_size": 128}, "block_size"),
         ({"denoising_steps": 5}, "denoising_steps"),
         ({"threshold": 1.5}, "threshold"),
+        ({"editing_threshold": -0.1}, "editing_threshold"),
+        ({"max_post_steps": 65}, "max_post_steps"),
         ({"mask_token_id": 160_000}, "mask_token_id"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "frequencies of RoPE"),
         ({"model_type": "Dream"}, "whole answer"),

@@ -37,6 +37,8 @@ KNOBS: Mapping[str, Knob] = {
     "block": Knob(int, "tokens that a model by diffusion denoises together", optional=True),
     "steps": Knob(int, "the most steps of a block", optional=True),
     "threshold": Knob(float, "keep tokens of a block that are more likely than this at once", optional=True),
+    "editing_threshold": Knob(float, "replace kept tokens by others more likely than this; 1: none", optional=True),
+    "max_post_steps": Knob(int, "the most steps of a block that only replace tokens", optional=True),
     "think": Knob(bool, "whether the model thinks before it answers, if it can do both", optional=True),
 }
 _ELSEWHERE = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "thinking": "think"}

@@ -1,6 +1,7 @@
 """LLaDA 2 (inclusionAI 2025): Ling 2 that denoises blocks: grouped experts, norms of heads, half of each rotated.
 
-Models: LLaDA2.0-mini 16B-A1.4B, LLaDA2.0-flash, LLaDA2.1-mini.
+Models: LLaDA2.0-mini 16B-A1.4B, LLaDA2.0-flash; LLaDA2.1-mini and flash, which also edit tokens of a block. Their files
+do not tell the two apart: `editing_threshold` in config.json, or a request's, switches edits on.
 """
 
 from __future__ import annotations

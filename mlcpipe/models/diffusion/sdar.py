@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mlcpipe.bundle.model_info import MAX_BLOCK, DiffusionInfo
+from mlcpipe.bundle.model_info import MAX_BLOCK, MAX_POST_STEPS, DiffusionInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import qwen3
 from mlcpipe.nn.causal_lm import CausalLM
@@ -40,6 +40,8 @@ def denoising(model: CausalLM, fields: Fields, *, mask: int, block: int, thresho
         block=block,
         steps=fields.integer(_stated(fields, "denoising_steps", "steps"), block, high=block),
         threshold=fields.number(_stated(fields, "confidence_threshold", "threshold"), threshold, low=1e-6, high=1.0),
+        editing_threshold=fields.optional_number("editing_threshold", None, low=0.0, high=1.0),
+        max_post_steps=fields.integer("max_post_steps", 16, low=0, high=MAX_POST_STEPS),
     )
     model.facts = replace(model.facts, diffusion=info)
     model.model.facts = model.facts

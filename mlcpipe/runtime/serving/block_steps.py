@@ -76,9 +76,9 @@ class BlockSteps:
         return sequence.push(canvas.tokens, how.begin(self._limits.context))
 
     def _has_rows(self, step: Step, count: int, canvas: Canvas) -> bool:
-        """Whether a step has so many more rows, and logits for the masks of a canvas."""
-        masks = sum(len(rows.wanted) for rows in step.prefill)
-        return count <= self._rows(step) and masks + len(canvas.masked) <= self._limits.masked_rows
+        """Whether a step has so many more rows, and logits for what a canvas asks."""
+        asked = sum(len(rows.wanted) for rows in step.prefill)
+        return count <= self._rows(step) and asked + len(canvas.asked) <= self._limits.masked_rows
 
     def _rows(self, step: Step) -> int:
         return self._limits.prefill_chunk - sum(rows.rows for rows in step.prefill)

@@ -298,5 +298,5 @@ def _prefill_rows(step: Step) -> list[_Row]:
         rows += [_Row(one, begin + count, True, of) for one in drawing]
         if canvas is not None:
             first = begin + count - len(canvas.tokens)
-            rows += [_Row(of, canvas.number(first + place), True, of) for place in canvas.masked]
+            rows += [_Row(of, canvas.number(first + place), True, of) for place in canvas.asked]
     return rows

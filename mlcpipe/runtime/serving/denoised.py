@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mlcpipe.bundle.model_info import MAX_BLOCK, DiffusionInfo
 from mlcpipe.errors import UsageError
-from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.sampling_params import DENOISING, SamplingParams
 from mlcpipe.runtime.serving.canvas import Denoising
 from mlcpipe.runtime.serving.interface import Request
 
@@ -18,7 +18,7 @@ def denoising_of(request: Request, info: DiffusionInfo | None, rows: int) -> Den
     """
     sampling = request.sampling
     if info is None:
-        for name in ("block", "steps", "threshold"):
+        for name in DENOISING:
             if getattr(sampling, name) is not None:
                 raise UsageError(f"{name} is for models that denoise blocks", next_step="leave it out")
         return None
@@ -31,7 +31,12 @@ def denoising_of(request: Request, info: DiffusionInfo | None, rows: int) -> Den
     steps = sampling.steps or max(1, min(info.steps * block // info.block, block))  # as many tokens in each
     if steps > block:
         raise UsageError("steps", expected=f"at most the {block} tokens of a block", found=steps)
-    return Denoising(block, steps, sampling.threshold or info.threshold, info.mask)
+    editing = info.editing_threshold if sampling.editing_threshold is None else sampling.editing_threshold
+    post_steps = info.max_post_steps if sampling.max_post_steps is None else sampling.max_post_steps
+    return Denoising(
+        block, steps, sampling.threshold or info.threshold, info.mask,
+        None if editing is None or editing >= 1 else editing, post_steps,
+    )  # fmt: skip
 
 
 def check_options(

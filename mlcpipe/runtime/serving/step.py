@@ -31,7 +31,7 @@ class PrefillRows(NamedTuple):
     Where the prompt ends, a token is sampled from the last row for each of `drawing`: the sequence itself, then those
     that waited with the same prompt and start from its pages.
 
-    The last rows are those of `canvas`, if there is one: a token is proposed for each of its masks.
+    The last rows are those of `canvas`, if there is one: a token is proposed for each of its places in `asked`.
     """
 
     sequence: Sequence
@@ -53,7 +53,7 @@ class PrefillRows(NamedTuple):
         """The rows that give logits, counted from the first one."""
         if self.canvas is None:
             return [self.rows - 1] * len(self.drawing)
-        return [self.rows - len(self.canvas.tokens) + place for place in self.canvas.masked]
+        return [self.rows - len(self.canvas.tokens) + place for place in self.canvas.asked]
 
 
 class Event(NamedTuple):

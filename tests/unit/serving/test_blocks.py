@@ -33,6 +33,23 @@ def test_more_probable_tokens_than_the_threshold_stay_or_else_a_share() -> None:
     assert canvas.tokens == [7, 2, 8, 4, 5, 9]
 
 
+def test_edits_replace_what_is_decided_until_nothing_changes() -> None:
+    canvas = Canvas(Denoising(4, 4, 0.9, MASK, 0.6, 3), [1, 2, MASK])
+    assert canvas.asked == [0, 1, 2]
+    canvas.keep([1, 5, 6], [0.9, 0.61, 0.2])
+    assert canvas.tokens == [1, 5, 6]
+    assert not canvas.finished(frozenset({1}), 1), "a token that ends the answer may be replaced"
+    canvas.keep([7, 5, 6], [0.7, 0.9, 0.9])
+    assert canvas.tokens == [7, 5, 6] and not canvas.finished(frozenset(), 9)
+    again = replace(canvas, tokens=[*canvas.tokens])
+    canvas.keep([8, 9, 9], [0.6, 0.5, 0.1])  # not above the threshold
+    assert canvas.tokens == [7, 5, 6] and canvas.finished(frozenset(), 9)
+    for token in (8, 9):
+        assert not again.finished(frozenset(), 9)
+        again.keep([token, 5, 6], [0.9] * 3)
+    assert again.tokens == [9, 5, 6] and again.finished(frozenset(), 9), "all steps after the last mask are spent"
+
+
 def test_an_answer_may_end_before_its_block() -> None:
     canvas = Canvas(Denoising(8, 8, 0.9, MASK), [1, 2, MASK, 3])
     assert not canvas.finished(frozenset({3}), 3)
@@ -120,11 +137,19 @@ def test_what_needs_the_token_before_is_refused_by_name(
 
 def test_settings_of_the_checkpoint_and_of_a_request() -> None:
     request = Request([3], 4, SamplingParams())
-    assert denoising_of(request, INFO, 64) == Denoising(4, 4, 0.9, MASK)
+    assert denoising_of(request, INFO, 64) == Denoising(4, 4, 0.9, MASK, None, 16)
     own = replace(request, sampling=SamplingParams(block=32, steps=8, threshold=0.5))
-    assert denoising_of(own, INFO, 64) == Denoising(32, 8, 0.5, MASK)
+    assert denoising_of(own, INFO, 64) == Denoising(32, 8, 0.5, MASK, None, 16)
+    edits = replace(request, sampling=SamplingParams(editing_threshold=0.0, max_post_steps=4))
+    assert denoising_of(edits, INFO, 64) == Denoising(4, 4, 0.9, MASK, 0.0, 4)
+    info = INFO.model_copy(update={"editing_threshold": 0.5, "max_post_steps": 7})
+    assert denoising_of(request, info, 64) == Denoising(4, 4, 0.9, MASK, 0.5, 7)
+    none = replace(request, sampling=SamplingParams(editing_threshold=1))
+    assert denoising_of(none, info, 64) == Denoising(4, 4, 0.9, MASK, None, 7)
     larger = replace(own, sampling=replace(own.sampling, steps=None))
-    assert denoising_of(larger, INFO, 64) == Denoising(32, 32, 0.5, MASK)  # a step for each token, as the model has
+    assert denoising_of(larger, INFO, 64) == Denoising(
+        32, 32, 0.5, MASK, None, 16
+    )  # a step for each token, as the model has
     assert denoising_of(request, None, 64) is None
     with pytest.raises(UsageError, match="block is for models that denoise blocks"):
         denoising_of(own, None, 64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import console_progress
 
 if TYPE_CHECKING:
+    from mlcpipe.server.response_store import ResponseStore
     from mlcpipe.server.run import Loaded, LoadedEmbedder, LoadedTranscriber
 
 _MAX_WARM_BYTES = 4 << 20
@@ -53,17 +56,18 @@ def serve_command(options: ServeOptions) -> None:
 
     texts = [_system_message(path) for path in options.warm or ()]
     if options.ray is not None:
-        remote = options.allow_remote_images or None
-        check_ray(
-            **{"prefixes": options.prefixes, "adapter-folder": options.adapter_folder, "allow-remote-images": remote}
-        )
+        alone = {
+            "prefixes": options.prefixes, "adapter-folder": options.adapter_folder,
+            "allow-remote-images": options.allow_remote_images, "responses-store": options.responses_store,
+        }  # fmt: skip
+        check_ray(**alone)
         options = replace(options, threads=threads_of_each(options.ray, options.threads))
     if options.prefixes is not None:
         _make_folder(options.prefixes)
     if options.tls is not None:
         check_tls(options.tls)
     console = stderr_console()
-    with listening(options.hosts, options.port) as listeners:
+    with listening(options.hosts, options.port) as listeners, _stored(options) as store:
         bound, first = [one.socket for one in listeners], listeners[0]
         loopback = all(one.local for one in listeners)
         host = next((one.host for one in listeners if not one.local), first.host)
@@ -99,7 +103,7 @@ def serve_command(options: ServeOptions) -> None:
                 say(console, f"{title} on {address}  (Ctrl-C stops the server)")
                 say(console, f"{curl}/v1/models{header}")
 
-            serve(bound, lambda: several, rules, says_ready, drain_s, partial(create_app, serves="all"))
+            serve(bound, lambda: several, rules, says_ready, drain_s, partial(create_app, serves="all", store=store))
             return
         bundles = _prepared(options)
         manifest = manifest_of(bundles.own, **options.for_answers())
@@ -149,13 +153,25 @@ def serve_command(options: ServeOptions) -> None:
             says = partial(say_ready, address=address, curl=curl, key=header)
             serve(bound, load_embedder, rules, says, drain_s, partial(create_app, serves="embeddings"))
         else:
-            serve(bound, load_text, rules, ready, drain_s)
+            serve(bound, load_text, rules, ready, drain_s, partial(create_app, store=store))
 
 
 def _prepared(options: ServeOptions) -> Bundles:
     """Download, convert and compile what is not a bundle yet."""
     with console_progress(stderr_console()) as progress:
         return prepare(options, partial(prepare_bundle, progress=progress))
+
+
+@contextmanager
+def _stored(options: ServeOptions) -> Iterator[ResponseStore | None]:
+    """The responses of --responses-store; None without. Raises UsageError."""
+    if options.responses_store is None:
+        yield None
+        return
+    from mlcpipe.server.response_file import ResponseFile
+
+    with closing(ResponseFile(options.responses_store)) as store:
+        yield store
 
 
 def _system_message(path: Path) -> str:

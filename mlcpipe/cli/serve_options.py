@@ -185,6 +185,13 @@ class ServeOptions:
         Path | None,
         typer.Option(help="A folder where /v1/kv/save writes computed prompts and /v1/kv/restore finds them."),
     ] = None
+    responses_store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file for the stored responses of /v1/responses, which outlives the server. (default: in memory)",
+        ),
+    ] = None
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -358,6 +365,7 @@ class ServeOptions:
             "sequences": self.sequences,
             "warm": self.warm,
             "prefixes": self.prefixes,
+            "responses_store": self.responses_store,
             "adapter": self.adapter,
             "semantic_cache": self.semantic_cache,
             "adapter_ranks": self.adapter_ranks,

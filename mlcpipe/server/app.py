@@ -54,14 +54,17 @@ ALL_APIS = tuple({id(router): router for router in (*APIS, *EMBEDDING_APIS, *SPE
 Serves = Literal["text", "embeddings", "speech", "all"]
 
 
-def create_app(rules: Rules = Rules(), page: Path = PAGE, *, serves: Serves = "text") -> tuple[FastAPI, Guard]:
+def create_app(
+    rules: Rules = Rules(), page: Path = PAGE, *, serves: Serves = "text", store: ResponseStore | None = None
+) -> tuple[FastAPI, Guard]:
     """The application, and the guard around it, which the server runs; `page` is the folder of the chat page.
-    A server of embeddings or of speech alone has other paths, and no page.
+    A server of embeddings or of speech alone has other paths, and no page. Without a `store` responses stay in memory.
 
     `app.state.pool` has the models. It is None until a server's single model is loaded; until then requests get 503.
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
-    app.state.responses, app.state.runs, app.state.conversations = ResponseStore(), Runs(), ConversationStore()
+    app.state.responses = ResponseStore() if store is None else store
+    app.state.runs, app.state.conversations = Runs(), ConversationStore()
     app.state.pool, app.state.rules, app.state.serves = None, rules, serves
     for router in {"text": APIS, "embeddings": EMBEDDING_APIS, "speech": SPEECH_APIS, "all": ALL_APIS}[serves]:
         app.include_router(router)

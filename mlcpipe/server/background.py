@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -40,7 +40,7 @@ class Run:
         self,
         answers: Answers,
         events: AsyncIterator[str],
-        failed: Callable[[ApiError, str], str],
+        failed: Callable[[ApiError, str], Awaitable[str]],
         leases: AsyncExitStack,
     ) -> None:
         """Compute it: `events` are those of its stream, `failed` is told an error and the status and gives the last
@@ -51,7 +51,7 @@ class Run:
         self._task = asyncio.get_running_loop().create_task(self._run(events, failed, leases))
 
     async def _run(
-        self, events: AsyncIterator[str], failed: Callable[[ApiError, str], str], leases: AsyncExitStack
+        self, events: AsyncIterator[str], failed: Callable[[ApiError, str], Awaitable[str]], leases: AsyncExitStack
     ) -> None:
         assert self._answers is not None
         async with leases:
@@ -61,12 +61,12 @@ class Run:
             except asyncio.CancelledError:
                 if not self._cancelled:
                     raise
-                self._add(failed(ApiError(499, "the response was cancelled"), "cancelled"))
+                self._add(await failed(ApiError(499, "the response was cancelled"), "cancelled"))
             except ApiError as error:
-                self._add(failed(error, "failed"))
+                self._add(await failed(error, "failed"))
             except Exception:
                 _log.exception("a response in the background failed")
-                self._add(failed(ApiError(500, "the server failed; its log says why"), "failed"))
+                self._add(await failed(ApiError(500, "the server failed; its log says why"), "failed"))
             finally:
                 self._answers.close()
                 self._answers, self.ended = None, True
@@ -75,8 +75,9 @@ class Run:
     async def cancel(self) -> None:
         """End it, if it has not ended."""
         if self._task is not None and not self._task.done():
-            self._cancelled = True
-            self._task.cancel()
+            if not self._cancelled:
+                self._cancelled = True
+                self._task.cancel()
             await asyncio.wait({self._task})
 
     async def follow(self, after: int = -1) -> AsyncIterator[str]:

@@ -51,9 +51,7 @@ class OwnedStore(Generic[_T]):
         self._kept[owner, name] = value
         self._nbytes[owner] += value.nbytes
         self._counts[owner] += 1
-        while (many := len(self._kept) > self._most) or self._nbytes.total() > self.most_bytes:
-            ((richest, _),) = (self._counts if many else self._nbytes).most_common(1)
-            self._drop(next(place for place in self._kept if place[0] == richest))
+        self._make_room()
         return True
 
     def found(self, owner: str, name: str) -> _T | None:
@@ -76,8 +74,14 @@ class OwnedStore(Generic[_T]):
         self.get(owner, name)
         self._drop((owner, name))
 
-    def _drop(self, place: tuple[str, str]) -> _T:
-        value = self._kept.pop(place)
-        self._nbytes[place[0]] -= value.nbytes
+    def _make_room(self) -> None:
+        while (many := self._counts.total() > self._most) or self._nbytes.total() > self.most_bytes:
+            ((richest, _),) = (self._counts if many else self._nbytes).most_common(1)
+            self._drop((richest, self._oldest(richest)))
+
+    def _oldest(self, owner: str) -> str:
+        return next(name for one, name in self._kept if one == owner)
+
+    def _drop(self, place: tuple[str, str]) -> None:
+        self._nbytes[place[0]] -= self._kept.pop(place).nbytes
         self._counts[place[0]] -= 1
-        return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,7 @@ async def stream(
     answers: Answers,
     frame: dict[str, Any],
     numbers: Iterator[int],
-    keep: Callable[[dict[str, Any]], None],
+    keep: Callable[[dict[str, Any]], Awaitable[None]],
     *,
     timed: bool = False,
 ) -> AsyncIterator[str]:
@@ -72,7 +72,7 @@ async def stream(
         for text in _block_events(one, ids, emit):
             yield text
     response = {**ended(blocks, frame, ids), "usage": usage_json(answers.usage)}
-    keep(response)
+    await keep(response)
     yield emit(f"response.{response['status']}", response=response)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.owned_store import Items, OwnedStore, memory_of
 
 MAX_RESPONSES = 4096
 MAX_BYTES = 128 << 20  # of memory, of all
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Stored:
 
 
 class ResponseStore(OwnedStore[Stored]):
-    """Responses by owner and id, see `OwnedStore`."""
+    """Responses by owner and id, see `OwnedStore`; `ask` is the way to it from the event loop."""
 
     kind, lost = "response", "it was not stored, was deleted, or left for newer ones"
 
@@ -33,21 +34,40 @@ class ResponseStore(OwnedStore[Stored]):
         super().__init__(most, most_bytes)
         self._places: dict[tuple[str, str], str] = {}  # of each owner's items, by id, the response that has it
 
-    def add(self, owner: str, response: dict[str, Any], items: Items, json_bytes: int, values: int = 0) -> None:
-        """Keep a response of `json_bytes` as JSON with so many `values`, about; others leave. One that is too large
-        alone is not kept.
+    async def ask(self, work: Callable[[ResponseStore], _T]) -> _T:
+        """The result of `work` with the store, of which nothing else is seen or done meanwhile. Raises ApiError."""
+        return work(self)
+
+    def close(self) -> None:
+        """Last call."""
+
+    def add(self, owner: str, response: dict[str, Any], items: Items, json_bytes: int, values: int = 0) -> bool:
+        """Keep a response of `json_bytes` as JSON with so many `values`, about; others leave. False for one that is too
+        large, which is not kept.
         """
         nbytes = memory_of(json_bytes, 1 + len(items), values)
         stored = Stored(response, items, response["previous_response_id"], json_bytes, nbytes)
-        if self.put(owner, response["id"], stored) and (owner, response["id"]) in self._kept:
-            self._places |= dict.fromkeys(((owner, one) for one in _ids(stored)), response["id"])
+        return self.put(owner, response["id"], stored) and self.has(owner, response["id"])
 
-    def _drop(self, place: tuple[str, str]) -> Stored:
-        dropped = super()._drop(place)
-        for one in _ids(dropped):
+    def put(self, owner: str, name: str, value: Stored) -> bool:
+        """As `OwnedStore`, with the places of its items."""
+        kept = super().put(owner, name, value)
+        if self.has(owner, name):
+            self._places |= dict.fromkeys(((owner, one) for one in ids_of(value)), name)
+        return kept
+
+    def has(self, owner: str, name: str) -> bool:
+        """Whether a response is kept; it is not used now."""
+        return (owner, name) in self._kept
+
+    def _place_of(self, owner: str, item: str) -> str | None:
+        return self._places.get((owner, item))
+
+    def _drop(self, place: tuple[str, str]) -> None:
+        for one in ids_of(self._kept[place]):
             if self._places.get((place[0], one)) == place[1]:
                 del self._places[place[0], one]
-        return dropped
+        super()._drop(place)
 
     def resolved(self, owner: str, given: Items, most_bytes: int, param: str = "input") -> tuple[Items, int]:
         """Items with those that they refer to in their places, and about how many bytes of JSON these are.
@@ -59,11 +79,11 @@ class ResponseStore(OwnedStore[Stored]):
         items: dict[str, dict[str, dict[str, Any]]] = {}  # of each response, by id
         seen: set[str] = set()
         for index, item in enumerate(given):
-            if item.get("type") != "item_reference" and set(item) != {"id"}:
+            if not refers(item):
                 found.append(item)
                 continue
             one, where = item.get("id"), f"{param}[{index}]"
-            name = self._places.get((owner, one)) if isinstance(one, str) else None
+            name = self._place_of(owner, one) if isinstance(one, str) else None
             if name is None or not isinstance(one, str):
                 message = f"{where}: there is no item {str(one)[:100]!r}; send the item itself"
                 raise ApiError(404, message, code="item_not_found", param=where)
@@ -96,9 +116,15 @@ class ResponseStore(OwnedStore[Stored]):
         return [item for part in reversed(parts) for item in part], nbytes
 
 
+def refers(item: dict[str, Any]) -> bool:
+    """Whether this stands for an item of a stored response."""
+    return item.get("type") == "item_reference" or set(item) == {"id"}
+
+
 def _items(stored: Stored) -> Items:
     return [*stored.items, *stored.response["output"]]
 
 
-def _ids(stored: Stored) -> list[str]:
+def ids_of(stored: Stored) -> list[str]:
+    """Of its items, input and output."""
     return [one for each in _items(stored) if isinstance(one := each.get("id"), str)]

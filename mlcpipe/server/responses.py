@@ -38,9 +38,10 @@ from mlcpipe.server.errors import ApiError
 from mlcpipe.server.guard import MAX_BODY_BYTES
 from mlcpipe.server.json_values import values_of
 from mlcpipe.server.leases import text_service
+from mlcpipe.server.owned_store import Items
 from mlcpipe.server.response_events import ended, stream, usage_json
 from mlcpipe.server.response_items import items_of, messages_of
-from mlcpipe.server.response_store import ResponseStore
+from mlcpipe.server.response_store import ResponseStore, refers
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
 from mlcpipe.server.stored_conversations import conversations_of
@@ -115,7 +116,7 @@ async def responses(
         _check_length(body, service)
         runs_of(request).check(owner, request.app.state.rules.per_key, body.nbytes)
     store, conversations, runs = store_of(request), conversations_of(request), runs_of(request)
-    earlier = history_of(request, body)
+    earlier = await history_of(request, body)
 
     def prepare() -> tuple[dict[str, Any], Conversation, Kept]:
         items, frame = items_of(body.input), _frame(body, service)
@@ -131,12 +132,16 @@ async def responses(
         conversations.check_room(owner, earlier.conversation, len(kept.more) + 1, room, "conversation")
     answers = await answers_to(service, body, conversation)
 
-    def keep(response: dict[str, Any]) -> None:
+    async def keep(response: dict[str, Any]) -> None:
         if response["store"]:
             # The response repeats a part of the body.
             told = 1 if conversation.logprobs is None else _LOGPROBS * (1 + conversation.logprobs)
-            answer_bytes = _TOKEN_BYTES * answers.usage.completion * told
-            store.add(owner, response, kept.items, kept.json_bytes + answer_bytes, kept.values)
+            nbytes = kept.json_bytes + _TOKEN_BYTES * answers.usage.completion * told
+            response["store"] = False  # unless it is
+            with suppress(ApiError):  # the store logs it
+                stored = {**response, "store": True}
+                adding = store.ask(lambda each: each.add(owner, stored, kept.items, nbytes, kept.values))
+                response["store"] = await adding
         if earlier.conversation is not None and response["status"] in ("completed", "incomplete"):
             said = kept_items(response["output"])
             nbytes = kept.more_bytes + items_bytes(said)
@@ -153,12 +158,12 @@ async def responses(
             raise
         run = Run(owner, frame, nbytes, streams=bool(body.stream))
 
-        def finished(response: dict[str, Any]) -> None:
+        async def finished(response: dict[str, Any]) -> None:
             run.response = response
-            keep(response)
+            await keep(response)
 
-        def broken(error: ApiError, status: str) -> str:
-            finished(failed_response(error, frame, status))
+        async def broken(error: ApiError, status: str) -> str:
+            await finished(failed_response(error, frame, status))
             return _failed(run.response, next(numbers))
 
         events = stream(answers, frame, numbers, finished, timed=bool(body.timings_per_token))
@@ -173,7 +178,7 @@ async def responses(
     blocks = Blocks()
     await unless_left(request, blocks.whole(answers), answers.close)
     response = {**ended(blocks, frame), "usage": usage_json(answers.usage)}
-    keep(response)
+    await keep(response)
     return JSONResponse(response)
 
 
@@ -181,7 +186,7 @@ async def responses(
 async def input_tokens(request: Request, body: Annotated[InputBody, Depends(parsed(InputBody))]) -> dict[str, Any]:
     """The tokens of a conversation."""
     service = await text_service(request, body.model)
-    earlier = history_of(request, body)
+    earlier = await history_of(request, body)
     nbytes = body.nbytes + earlier.nbytes
     conversation = await service.aside(lambda: conversation_of(body, earlier.items), nbytes)
     prompt = await prompt_of(service, conversation, nbytes)
@@ -193,7 +198,7 @@ async def compact(request: Request, body: Annotated[InputBody, Depends(parsed(In
     """A conversation as its last messages of the user, and a summary of all of it that the model writes."""
     service = await text_service(request, body.model)
     service.check(body)
-    earlier, length = history_of(request, body), service.engine.context_length
+    earlier, length = await history_of(request, body), service.engine.context_length
     most = min(body.max_output_tokens or compaction.MAX_SUMMARY, length // 4)
 
     def prepare() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -248,22 +253,28 @@ def runs_of(request: Request) -> Runs:
     return runs
 
 
-def history_of(request: Request, body: InputBody) -> Earlier:
+async def history_of(request: Request, body: InputBody) -> Earlier:
     """What comes before the input, in which items take the places of references to them. Raises ApiError."""
-    where, store, owner = "previous_response_id", store_of(request), key_of(request)
+    where, owner = "previous_response_id", key_of(request)
     name = _conversation_name(body)
     if name is not None and body.previous_response_id is not None:
         raise ApiError(400, "conversation: not together with previous_response_id", param="conversation")
     previous = body.previous_response_id
     if previous is not None and (run := runs_of(request).find(owner, previous)) is not None and not run.ended:
         raise ApiError(400, f"{where}: the response {previous[:100]!r} has not ended; get it until it has", param=where)
-    before, nbytes = store.history(owner, previous, MAX_ITEMS, where)
+    given = body.input if isinstance(body.input, list) else []
+
+    def read(store: ResponseStore) -> tuple[tuple[Items, int], tuple[Items, int]]:
+        return store.history(owner, previous, MAX_ITEMS, where), store.resolved(owner, given, MAX_BODY_BYTES)
+
+    before, nbytes, resolved, more = list[dict[str, Any]](), 0, given, 0
+    if previous is not None or any(map(refers, given)):
+        (before, nbytes), (resolved, more) = await store_of(request).ask(read)
     if name is not None:
         found = conversations_of(request).get(owner, name, "conversation")
         before, nbytes = list(found.items), found.nbytes
-    more = 0
     if isinstance(body.input, list):
-        body.input, more = store.resolved(owner, body.input, MAX_BODY_BYTES)
+        body.input = resolved
     return Earlier(before, nbytes + more, more > 0, name)
 
 

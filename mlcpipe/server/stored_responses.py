@@ -8,6 +8,8 @@ from fastapi import APIRouter, Query, Request
 
 from mlcpipe.server.bodies import MAX_ITEMS, key_of
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.owned_store import Items
+from mlcpipe.server.response_store import ResponseStore
 from mlcpipe.server.responses import runs_of, store_of
 from mlcpipe.server.sse import EventStream, event
 from mlcpipe.server.stored_conversations import page_of
@@ -23,16 +25,16 @@ async def get(
     """A response as it is now; of one that streams in the background also the events after the one of a number.
     Raises ApiError for one that is not stored.
     """
-    owner = key_of(request)
+    owner, store = key_of(request), store_of(request)
     run = runs_of(request).find(owner, name)
     if stream:
         if run is None or not run.streams:
             message = "stream: expected a response that was begun with stream in the background; leave it out"
             raise ApiError(400, message, param="stream")
         return EventStream(run.follow(starting_after), lambda: None, lambda error: event(error.body("")))
-    if run is not None and (not run.ended or store_of(request).found(owner, name) is None):  # too large for the store
-        return run.response
-    return store_of(request).get(owner, name).response
+    if run is not None and (not run.ended or not await store.ask(lambda each: each.has(owner, name))):
+        return run.response  # it was too large for the store
+    return (await store.ask(lambda each: each.get(owner, name))).response
 
 
 @router.post(f"{_PATH}/cancel")
@@ -43,7 +45,7 @@ async def cancel(request: Request, name: str) -> dict[str, Any]:
     if run is not None:
         await run.cancel()
         return run.response
-    response = store_of(request).get(owner, name).response
+    response = (await store_of(request).ask(lambda store: store.get(owner, name))).response
     if not response["background"]:
         raise ApiError(400, "the response was not begun in the background; close its connection to cancel it")
     return response
@@ -52,12 +54,16 @@ async def cancel(request: Request, name: str) -> dict[str, Any]:
 @router.delete(_PATH)
 async def delete(request: Request, name: str) -> dict[str, Any]:
     """Forget a response: those that follow it can be continued no more. Raises ApiError."""
-    owner = key_of(request)
-    if (run := runs_of(request).find(owner, name)) is not None:
+    owner, run = key_of(request), runs_of(request).find(key_of(request), name)
+    if run is not None:
         await run.cancel()
         runs_of(request).forget(owner, name)
-    if run is None or store_of(request).found(owner, name) is not None:
-        store_of(request).delete(owner, name)
+
+    def forget(store: ResponseStore) -> None:
+        if run is None or store.has(owner, name):
+            store.delete(owner, name)
+
+    await store_of(request).ask(forget)
     return {"id": name, "object": "response", "deleted": True}
 
 
@@ -70,8 +76,11 @@ async def input_items(
     after: str | None = None,
 ) -> dict[str, Any]:
     """The items before a response, its history among them, page by page. Raises ApiError."""
-    owner, store = key_of(request), store_of(request)
-    found = store.get(owner, name)
-    before, _ = store.history(owner, found.previous, MAX_ITEMS)
-    items = [*before, *found.items]
+    owner = key_of(request)
+
+    def read(store: ResponseStore) -> Items:
+        found = store.get(owner, name)
+        return [*store.history(owner, found.previous, MAX_ITEMS)[0], *found.items]
+
+    items = await store_of(request).ask(read)
     return page_of(items if order == "asc" else items[::-1], limit, after)

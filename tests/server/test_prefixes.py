@@ -17,7 +17,7 @@ from tests.server.conftest import Running, running_server
 
 pytestmark = pytest.mark.full
 TEXT = "A compiler turns a model into a program. " * 12
-KV = "/v1/kv"
+KV, RESPONSES = "/v1/kv", "/v1/responses"
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(demo_bundle: Path, folder: Path) -> Iterator[Running]:
-    with running_server(demo_bundle, "--prefixes", folder, "--sequences", 2, "--threads", 1) as running:
+def kept(folder: Path) -> list[object]:
+    return ["--prefixes", folder, "--responses-store", folder.parent / "responses.sqlite"]
+
+
+@pytest.fixture(scope="module")
+def server(demo_bundle: Path, kept: list[object]) -> Iterator[Running]:
+    with running_server(demo_bundle, *kept, "--sequences", 2, "--threads", 1) as running:
         yield running
 
 
@@ -72,8 +77,10 @@ def test_keys_are_walls(demo_bundle: Path, tmp_path: Path) -> None:
         assert [one["id"] for one in ask("A", KV, method="GET").json()["data"]] == ["first"]
 
 
-def test_a_saved_prompt_is_not_computed_again(server: Running, demo_bundle: Path, folder: Path, demo: Engine) -> None:
-    """Not even by another server, after this one was killed; Python's engine reads the file too."""
+def test_what_is_kept_outlives_a_server_that_is_killed(
+    server: Running, demo_bundle: Path, folder: Path, kept: list[object], demo: Engine
+) -> None:
+    """A saved prompt, which Python's engine reads too, and a response: both of another server at the same time."""
     saved = post(server, KV + "/save", name="notes", prompt=TEXT)
     assert saved.status_code == 200, saved.text
     tokens, nbytes = saved.json()["tokens"], saved.json()["bytes"]
@@ -82,12 +89,18 @@ def test_a_saved_prompt_is_not_computed_again(server: Running, demo_bundle: Path
     assert (folder.stat().st_mode & 0o77) == 0
     expected, cached = answer(server)
     assert cached == tokens
-    with running_server(demo_bundle, "--prefixes", folder, "--sequences", 2, "--threads", 1) as other:
+    with running_server(demo_bundle, *kept, "--sequences", 2, "--threads", 1) as other:
         assert [one["id"] for one in httpx2.get(other.url + KV).json()["data"]] == ["notes"]
         restored = post(other, KV + "/restore", name="notes").json()
         assert restored["tokens"] == tokens
         assert answer(other) == (expected, tokens)
+        said = post(other, RESPONSES, input="Hello", max_output_tokens=4).json()
         other.end(number=signal.SIGKILL)
+    assert httpx2.get(f"{server.url}{RESPONSES}/{said['id']}").json() == said
+    more = post(server, RESPONSES, input="And now?", max_output_tokens=4, previous_response_id=said["id"]).json()
+    assert more["usage"]["input_tokens"] > said["usage"]["input_tokens"] + said["usage"]["output_tokens"]
+    assert httpx2.delete(f"{server.url}{RESPONSES}/{said['id']}").json()["deleted"]
+    assert httpx2.get(f"{server.url}{RESPONSES}/{said['id']}").status_code == 404
     demo.load(folder / "notes.prefix")
     ids = demo.tokenizer.encode(TEXT, add_special_tokens=True)
     assert demo.generate(ids, max_tokens=1).stats.cached_tokens == tokens

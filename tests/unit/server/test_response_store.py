@@ -1,7 +1,9 @@
-"""Stored responses: how many stay, whose they are, and what a conversation of them has."""
+"""Stored responses, in memory and in a file: how many stay, whose they are, and what a conversation of them has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ pytest.importorskip("fastapi")
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.guard import Rules
 from mlcpipe.server.json_values import values_of
+from mlcpipe.server.response_file import ResponseFile
 from mlcpipe.server.response_store import ResponseStore
 from tests.unit.server.fake_engine import FakeEngine, answers
 
@@ -20,11 +23,26 @@ def response(name: str, previous: str | None = None) -> dict[str, Any]:
 
 
 def ids(store: ResponseStore, *names: str, owner: str = "") -> list[bool]:
-    return [(owner, name) in store._kept for name in names]
+    return [store.has(owner, name) for name in names]
 
 
-def test_those_used_last_stay() -> None:
-    store = ResponseStore(most=2)
+@pytest.fixture(params=["memory", "file"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., ResponseStore]]:
+    """Makes a store with bounds."""
+    made: list[ResponseStore] = []
+
+    def one(**bounds: int) -> ResponseStore:
+        path = tmp_path / f"{len(made)}.sqlite"
+        made.append(ResponseStore(**bounds) if request.param == "memory" else ResponseFile(path, **bounds))
+        return made[-1]
+
+    yield one
+    for store in made:
+        store.close()
+
+
+def test_those_used_last_stay(make: Callable[..., ResponseStore]) -> None:
+    store = make(most=2)
     for name in ("a", "b"):
         store.add("", response(name), [], 1)
     store.get("", "a")
@@ -32,8 +50,8 @@ def test_those_used_last_stay() -> None:
     assert ids(store, "a", "b", "c") == [True, False, True]
 
 
-def test_bytes_are_bounded_too() -> None:
-    store = ResponseStore(most_bytes=2000)
+def test_bytes_are_bounded_too(make: Callable[..., ResponseStore]) -> None:
+    store = make(most_bytes=2000)
     for name in "abc":  # 912 bytes each
         store.add("", response(name), [], 100)
     assert ids(store, *"abc") == [False, True, True]
@@ -42,6 +60,12 @@ def test_bytes_are_bounded_too() -> None:
     store.delete("", "b")
     store.add("", response("e"), [], 140)
     assert ids(store, *"bce") == [False, True, True]
+
+
+def test_a_response_that_is_too_large_says_that_it_is_not_stored(make: Callable[..., ResponseStore]) -> None:
+    asked = ("/v1/responses", {"input": "a"})
+    said = [answers(FakeEngine(), asked, store=make(**bounds))[0].json() for bounds in ({}, {"most_bytes": 1})]
+    assert [one["store"] for one in said] == [True, False]
 
 
 def test_small_values_take_memory_too() -> None:
@@ -54,8 +78,8 @@ def test_small_values_take_memory_too() -> None:
 
 
 @pytest.mark.parametrize("bounds", [{"most": 4}, {"most_bytes": 4 * 916}])
-def test_no_owner_can_flush_another_s(bounds: dict[str, int]) -> None:
-    store = ResponseStore(**bounds)
+def test_no_owner_can_flush_another_s(bounds: dict[str, int], make: Callable[..., ResponseStore]) -> None:
+    store = make(**bounds)
     store.add("one", response("a"), [], 100)
     for index in range(10):
         store.add("other", response(f"b{index}"), [], 100)
@@ -63,8 +87,8 @@ def test_no_owner_can_flush_another_s(bounds: dict[str, int]) -> None:
     assert ids(store, *(f"b{index}" for index in range(10)), owner="other") == [False] * 7 + [True] * 3
 
 
-def test_a_history_is_all_that_came_before_and_stays_together() -> None:
-    store = ResponseStore(most=3)
+def test_a_history_is_all_that_came_before_and_stays_together(make: Callable[..., ResponseStore]) -> None:
+    store = make(most=3)
     store.add("", response("a"), [{"id": "in-a"}], 5)
     store.add("", response("other"), [], 5)
     store.add("", response("b", "a"), [{"id": "in-b"}], 7)
@@ -108,9 +132,9 @@ def test_pages_of_items() -> None:
     assert [(one.status_code, one.json()["error"]["param"]) for one in wrong] == [(400, "limit"), (400, "order")]
 
 
-def test_references_are_the_items_of_stored_responses() -> None:
+def test_references_are_the_items_of_stored_responses(make: Callable[..., ResponseStore]) -> None:
     """Of the same owner, as long as they are kept; the response to them keeps the items themselves."""
-    store, path = ResponseStore(), "/v1/responses"
+    store, path = make(), "/v1/responses"
     (first,) = answers(FakeEngine("One"), (path, {"input": "Count"}), store=store)
     (question,) = store.get("", first.json()["id"]).items
     said = first.json()["output"][0]
@@ -137,7 +161,7 @@ def test_references_are_the_items_of_stored_responses() -> None:
         store.delete("", one.json()["id"])
     with pytest.raises(ApiError, match="no item"):
         store.resolved("", referring["input"], 1 << 20)
-    assert not store._places
+    assert store._place_of("", said["id"]) is None
 
 
 def test_items_that_are_referred_to_take_memory_of_each_response() -> None:

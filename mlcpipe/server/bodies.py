@@ -21,7 +21,7 @@ from pydantic import (
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS
 from mlcpipe.server.errors import ApiError, invalid
-from mlcpipe.server.foreign_fields import check_foreign
+from mlcpipe.server.foreign_fields import check_foreign, check_of_encoders
 from mlcpipe.server.guard import namespace_of
 from mlcpipe.server.json_values import MAX_VALUES, check_values
 
@@ -113,6 +113,15 @@ class Body(BaseModel):
     def namespace(self) -> str:
         """Requests of one namespace share computed prompts; "" is the default one."""
         return namespace_of(self._owner, getattr(self, "cache_salt", None) or "")
+
+
+class EncoderBody(Body):
+    """A body that asks for embeddings or scores. Raises ApiError for a field that would change them."""
+
+    @model_validator(mode="after")
+    def _check_foreign(self) -> EncoderBody:
+        check_of_encoders(self)
+        return self
 
 
 class StructuredOutputs(Body):
@@ -223,6 +232,7 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: the usage so far in every event
 
 
 class TimedFields(SamplingFields):
@@ -245,6 +255,16 @@ class CompletionFields(TimedFields):
     stop: str | list[str] | None = None
     max_tokens: Count | None = Field(None, ge=-1)  # 0: only the prompt is computed; -1: no limit, as llama.cpp
     prompt_logprobs: Count | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether the stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def tells_usage_so_far(self) -> bool:
+        """Whether all events have it."""
+        return self.tells_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @model_validator(mode="after")
     def _no_stream_of_scores(self) -> CompletionFields:

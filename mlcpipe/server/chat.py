@@ -154,8 +154,7 @@ def _conversation(body: ChatBody) -> Conversation:
 
 async def _chunks(answers: DeltaSource, frame: dict[str, Any], body: ChatBody) -> AsyncIterator[str]:
     """The events of a stream."""
-    with_usage = body.stream_options is not None and body.stream_options.include_usage
-    timed = bool(body.timings_per_token)
+    with_usage, timed = body.tells_usage, bool(body.timings_per_token)
     frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if with_usage else {})}
     made = choice_events(frame)
     progress = {index: PromptProgress(size) for index, size in answers.prompt_sizes.items()}
@@ -164,9 +163,10 @@ async def _chunks(answers: DeltaSource, frame: dict[str, Any], body: ChatBody) -
     def chunk(index: int, delta: dict[str, Any], logprobs: object = None, finish: str | None = None) -> str:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         last = finish is not None and ended == answers.count and not with_usage
-        if last or (timed and "role" not in delta):
-            return event({**frame, "choices": [choice], "timings": timings(answers.usage)})
-        return made(choice)
+        more = {"timings": timings(answers.usage)} if last or (timed and "role" not in delta) else {}
+        if body.tells_usage_so_far:
+            more["usage"] = usage_json(answers.usage)
+        return event({**frame, "choices": [choice], **more}) if more else made(choice)
 
     for index in range(body.n or 1):
         yield chunk(index, {"role": "assistant", "content": ""})

@@ -160,7 +160,7 @@ def _echoed(body: CompletionBody) -> int | None:
 async def _chunks(
     service: Service, answers: Answers, frame: dict[str, Any], heads: list[str], body: CompletionBody
 ) -> AsyncIterator[str]:
-    with_usage, echoed = body.stream_options is not None and body.stream_options.include_usage, _echoed(body)
+    with_usage, echoed = body.tells_usage, _echoed(body)
     timed, ended = bool(body.timings_per_token), 0
     progress = {index: PromptProgress(size) for index, size in answers.prompt_sizes.items()}
     frame = {**frame, **({"usage": None} if with_usage else {})}
@@ -187,10 +187,11 @@ async def _chunks(
         offsets[one.index] += sum(len(token.text) for token in one.logprobs)
         choice = _choice(one.index, one.text, logprobs, one.finish)
         ended += one.finish is not None
-        if timed or (one.finish is not None and ended == answers.count and not with_usage):
-            yield event({**frame, "choices": [choice], "timings": timings(answers.usage)})
-        else:
-            yield made(choice)
+        last = one.finish is not None and ended == answers.count and not with_usage
+        more = {"timings": timings(answers.usage)} if timed or last else {}
+        if body.tells_usage_so_far:
+            more["usage"] = usage_json(answers.usage)
+        yield event({**frame, "choices": [choice], **more}) if more else made(choice)
     if with_usage:
         yield event({**frame, "choices": [], "usage": usage_json(answers.usage), "timings": timings(answers.usage)})
     yield DONE

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mlcpipe.runtime.embedder import Embedder
 from mlcpipe.runtime.text.text_pairs import EncodedText
-from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
+from mlcpipe.server.bodies import MAX_IDS, EncoderBody, body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import embedding_service
@@ -28,7 +28,7 @@ MAX_NUMBERS = 1 << 21  # of a response with embeddings of tokens, some 40 MiB of
 Truncation = Annotated[int | None, Field(ge=-1)]
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(EncoderBody):
     """The body of a request. `truncate_prompt_tokens` is vLLM's: -1 cuts at the model's limit."""
 
     most_values = MAX_IDS

@@ -30,7 +30,8 @@ HONOURED = frozenset((
     "parallel_tool_calls",
     # its thoughts
     "reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_budget", "thinking_budget_tokens",
-    "thinking_token_budget", "reasoning_budget", "include_reasoning", "separate_reasoning", "reasoning_format",
+    "thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens", "include_reasoning", "separate_reasoning",
+    "reasoning_format",
     # the prompt
     "messages", "prompt", "suffix", "input", "instructions", "system", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "prediction", "echo",
@@ -46,6 +47,7 @@ HARMLESS = frozenset((
     "request_id", "rid", "kv_transfer_params", "return_tokens_as_token_ids", "spaces_between_special_tokens",
     "detokenize", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "verbosity", "mm_processor_kwargs",
     "cache_control", "betas", "container", "mcp_servers", "context_management", "truncation",
+    "truncation_side", "stream_interval", "session_id", "ec_transfer_params", "stream_reasoning", "backend_sampling",
 ))  # fmt: skip
 """They change where and how an answer is computed, or its style at one maker alone; they are ignored and counted."""
 
@@ -64,7 +66,11 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "parse_tool_calls": (True,), "tool_prompt": ("",), "guideline": ("",), "safe_prompt": (False,),
     "watermark": (False,), "truncate": (), "return_full_text": (False,), "prompt_embeds": (), "input_ids": (),
     "images": ([],), "n_probs": (0,), "options": ({},), "format": ("",), "template": ("",),
-    "return_token_ids": (False,),
+    "return_token_ids": (False,), "logprob_token_ids": (), "repetition_detection": (), "vllm_xargs": ({},),
+    "return_prompt_text": (False,), "return_hidden_states": (False,), "return_routed_experts": (False,),
+    "return_prompt_token_ids": (False,), "return_meta_info": (False,), "custom_params": ({},), "session_params": ({},),
+    "images_config": ({},), "media_io_kwargs": ({},), "grammar_lazy": (False,), "grammar_triggers": ([],),
+    "reasoning_budget_message": ("",),
     "timings_per_token": (False,), "return_progress": (False,), "post_sampling_probs": (False,),
     # Where another path honours them.
     "max_completion_tokens": (), "max_output_tokens": (), "best_of": (1,), "echo": (False,), "prompt_logprobs": (),
@@ -72,12 +78,24 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},), "continue_final_message": (False,), "add_generation_prompt": (True,),
     "include_reasoning": (True,), "thinking_budget_tokens": (-1,), "reasoning_budget": (-1,),
     "reasoning_format": ("auto", "deepseek"), "thinking_token_budget": (-1,), "thinking_budget": (-1,),
+    "reasoning_budget_tokens": (-1,),
     "enable_thinking": (True,), "thinking": (), "reasoning": ({},), "reasoning_effort": (),
     "separate_reasoning": (True,), "stop": ([], ""), "stop_sequences": ([],), "n": (1,), "logprobs": (False,),
     "top_logprobs": (0,), "suffix": ("",), "output_config": ({},), "text": ({}, {"format": {"type": "text"}}),
     "tool_choice": ("auto", "none"), "parallel_tool_calls": (True, False),
 }  # fmt: skip
 """Fields that are not offered, with their neutral values, which are; those of `HONOURED` without any may lack here."""
+
+OF_ENCODERS: Mapping[str, tuple[Any, ...]] = {
+    "use_activation": (True,), "activation": (True,), "softmax": (True,), "normalize": (True,),
+    "add_special_tokens": (True,), "truncation_side": ("right",), "padding": ("do_not_pad",),
+    "embed_dtype": ("float32",), "endianness": ("native", "little"), "embd_normalize": (2,), "pooling": (),
+    "messages": ([],), "chat_template": (), "chat_template_kwargs": ({},), "media_io_kwargs": ({},),
+    "instruction": ("",), "prompt_name": ("",), "task": (), "input_type": (), "late_chunking": (False,),
+    "dimensions": (), "output_dimension": (), "output_dtype": ("float",), "embedding_type": ("float",),
+    "embedding_types": (["float"],),
+}  # fmt: skip
+"""As `REFUSED`, of requests for embeddings and scores: those of vLLM, llama-server, TEI, Jina, Voyage and Cohere."""
 
 _ELSEWHERE = HONOURED - {"stream_options"}  # which changes no answer
 
@@ -89,6 +107,15 @@ def check_foreign(body: BaseModel, *, adds_special_tokens: bool) -> None:
     neutral = {**dict.fromkeys(_ELSEWHERE, ()), **REFUSED, "add_special_tokens": (adds_special_tokens,)}
     if all(getattr(body, name) in (None, value) for name, value in _NO_PENALTY.items()):
         del neutral["repeat_last_n"]
+    _check(body, neutral)
+
+
+def check_of_encoders(body: BaseModel) -> None:
+    """Raises ApiError for an unsupported field that would change embeddings or scores."""
+    _check(body, OF_ENCODERS)
+
+
+def _check(body: BaseModel, neutral: Mapping[str, tuple[Any, ...]]) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in neutral and value is not None and value not in neutral[name]:
             raise ApiError(400, f"{name}: not offered here; leave it out", param=name, code="unsupported_parameter")

@@ -24,7 +24,7 @@ from mlcpipe.server.message_content import PlacedMessage, text_of
 from mlcpipe.server.prompts import without_billing
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, event, unless_left
-from mlcpipe.server.thinking import Thoughts, thinking_of
+from mlcpipe.server.thinking import Thoughts, effort_variables, thinking_of
 
 router = APIRouter()
 _PING = event({"type": "ping"}, "ping")
@@ -92,8 +92,9 @@ def _conversation(service: Service, body: CountBody) -> Conversation:
     ending = begun_ending(service, out)
     # As with Anthropic, reasoning must be requested.
     thinks, budget = thinking_of(body.thinking) if body.thinking else (False, None)
-    thoughts = Thoughts(budget=budget)
-    variables = {"enable_thinking": bool(thinks)}
+    effort = (body.output_config or {}).get("effort")
+    variables = {"enable_thinking": bool(thinks), **effort_variables(effort, "output_config.effort")}
+    thoughts = Thoughts(budget=budget, effort=effort)
     conversation = Conversation(out, _tool_choice(body), variables, ending=ending, thoughts=thoughts)
     if not isinstance(body, MessagesBody):
         return conversation

@@ -45,7 +45,7 @@ from mlcpipe.server.response_store import ResponseStore, refers
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
 from mlcpipe.server.stored_conversations import conversations_of
-from mlcpipe.server.thinking import Thoughts, effort_variables
+from mlcpipe.server.thinking import Reasoning, ThinkingFields, Thoughts, effort_variables
 
 router = APIRouter()
 _TOKEN_BYTES = 16  # of a token in JSON, about
@@ -67,12 +67,6 @@ class TextOptions(Body):
     """`text` of a request."""
 
     format: TextFormat | None = None
-
-
-class Reasoning(Body):
-    """`reasoning` of a request."""
-
-    effort: str | None = None
 
 
 class InputBody(SamplingFields):
@@ -302,16 +296,16 @@ def conversation_of(body: InputBody, before: Sequence[dict[str, Any]]) -> Conver
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     given = items_of(body.input) if isinstance(body.input, str) else body.input
     form = body.text.format if body.text is not None else None
-    effort = body.reasoning.effort if body.reasoning is not None else None
+    thoughts = ThinkingFields(reasoning=body.reasoning).thoughts()
     told = body.top_logprobs is not None or _LOGPROBS_NAME in (body.include or ())
     return Conversation(
         [*messages, *messages_of([*before, *given], len(before))],
         _tool_choice(body),
-        {**effort_variables(effort), **(body.chat_template_kwargs or {})},
+        {**thoughts.variables, **(body.chat_template_kwargs or {})},
         None if form is None else _form(form),
         body.max_output_tokens,
         (body.top_logprobs or 0) if told else None,
-        thoughts=Thoughts(effort=effort),
+        thoughts=thoughts,
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mlcpipe.runtime.text.text_pairs import EncodedText
-from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
+from mlcpipe.server.bodies import MAX_IDS, Body, EncoderBody, body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.embeddings import (
     MAX_TEXTS,
@@ -42,7 +42,7 @@ class Document(Body):
     text: str
 
 
-class RerankBody(Body):
+class RerankBody(EncoderBody):
     """The body of a request: `documents`, or `texts` in TEI's form, whose answers differ."""
 
     query: str
@@ -60,7 +60,7 @@ class RerankBody(Body):
     truncation_direction: Literal["right", "Right"] | None = None
 
 
-class ScoreBody(Body):
+class ScoreBody(EncoderBody):
     """The body of a request, under either pair of names: one text with each, or the first with the first and so on."""
 
     text_1: str | list[str] | None = None
@@ -71,7 +71,7 @@ class ScoreBody(Body):
     truncate_prompt_tokens: Truncation = None
 
 
-class PoolingBody(Body):
+class PoolingBody(EncoderBody):
     """The body of a request."""
 
     most_values = MAX_IDS

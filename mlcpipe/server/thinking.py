@@ -15,7 +15,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Tokens for efforts that a chat template does not take as a variable. Larger efforts have no bound.
 _BUDGETS = {"minimal": 256, "low": 1024}
 _BUDGET_FIELDS = (
-    "thinking_budget", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget",
+    "thinking_budget", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens",
 )  # fmt: skip
 
 
@@ -37,8 +37,8 @@ class Thoughts:
         return self.budget if self.budget is not None or takes_effort else _BUDGETS.get(self.effort or "")
 
 
-class OpenRouterReasoning(Body):
-    """OpenRouter's `reasoning`."""
+class Reasoning(Body):
+    """`reasoning` of OpenAI's Responses, with OpenRouter's other fields."""
 
     effort: str | None = None
     max_tokens: Count | None = Field(None, ge=0)
@@ -54,16 +54,17 @@ class ThinkingFields(Body):
     thinking_budget_tokens: Count | None = Field(None, ge=-1)
     thinking_token_budget: Count | None = Field(None, ge=-1)
     reasoning_budget: Count | None = Field(None, ge=-1)
+    reasoning_budget_tokens: Count | None = Field(None, ge=-1)
     enable_thinking: bool | None = None
     thinking: dict[str, Any] | bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
-    reasoning: OpenRouterReasoning | None = None
+    reasoning: Reasoning | None = None
 
     def thoughts(self) -> Thoughts:
         """Raises ApiError for contradictions."""
-        reasoning = self.reasoning or OpenRouterReasoning(max_tokens=None)
+        reasoning = self.reasoning or Reasoning(max_tokens=None)
         switches = [self.enable_thinking, reasoning.enabled]
         budgets = [getattr(self, name) for name in _BUDGET_FIELDS] + [reasoning.max_tokens]
         if isinstance(self.thinking, dict):
@@ -87,12 +88,12 @@ class ThinkingFields(Body):
         )
 
 
-def effort_variables(effort: str | None) -> dict[str, Any]:
-    """Variables of chat templates for an effort of reasoning. Raises ApiError."""
+def effort_variables(effort: str | None, name: str = "reasoning_effort") -> dict[str, Any]:
+    """Variables of chat templates for an effort of reasoning, a field of this `name`. Raises ApiError."""
     if effort is None:
         return {}
     if effort not in EFFORTS:
-        raise ApiError(400, f"reasoning_effort: expected one of {', '.join(EFFORTS)}", param="reasoning_effort")
+        raise ApiError(400, f"{name}: expected one of {', '.join(EFFORTS)}", param=name)
     return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
 

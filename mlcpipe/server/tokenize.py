@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
+from pydantic import model_validator
 
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.tools import ToolChoice, tool_of
@@ -14,12 +15,13 @@ from mlcpipe.server.conversation import Conversation, ending_of, prompt_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import text_service
 from mlcpipe.server.service import Service
+from mlcpipe.server.thinking import ThinkingFields
 from mlcpipe.vision.processors.picture import ids_of
 
 router = APIRouter()
 
 
-class PromptFields(EndingFields):
+class PromptFields(EndingFields, ThinkingFields):
     """A text as `prompt` (vLLM) or `content` (llama-server), or a conversation."""
 
     prompt: str | None = None
@@ -31,6 +33,13 @@ class PromptFields(EndingFields):
     model: str | None = None
     add_special: bool | None = None  # llama-server's name of it
     parse_special: bool | None = None
+
+    @model_validator(mode="after")
+    def _no_other_template(self) -> PromptFields:
+        for name in ("chat_template", "documents"):
+            if (self.model_extra or {}).get(name):
+                raise ApiError(400, f"{name}: not offered here; leave it out", param=name, code="unsupported_parameter")
+        return self
 
 
 class TokenizeBody(PromptFields):
@@ -107,7 +116,8 @@ def _conversation(body: PromptFields) -> Conversation:
         if isinstance(one, dict)
     ]
     messages = body.messages or []
-    return Conversation(messages, ToolChoice(tools), body.chat_template_kwargs or {}, ending=ending_of(body, messages))
+    variables = {**body.thoughts().variables, **(body.chat_template_kwargs or {})}
+    return Conversation(messages, ToolChoice(tools), variables, ending=ending_of(body, messages))
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody), response_model=None)

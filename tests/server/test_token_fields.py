@@ -215,7 +215,7 @@ def test_thoughts_end_at_their_budget(engine: Batching, thinking: Tokenizer) -> 
     assert free["choices"][0]["message"]["content"] == ""
     end = len(tokenizer.encode("</think>"))
     for fields in (
-        {"thinking_budget": 7}, {"thinking_budget_tokens": 7}, {"thinking": {"type": "enabled", "budget_tokens": 7}},
+        {"thinking_budget": 7}, {"reasoning_budget_tokens": 7}, {"thinking": {"type": "enabled", "budget_tokens": 7}},
         {"reasoning": {"max_tokens": 7}},
     ):  # fmt: skip
         bound = one(engine, tokenizer, CHAT, **body, **fields)
@@ -231,6 +231,10 @@ def test_thoughts_end_at_their_budget(engine: Batching, thinking: Tokenizer) -> 
     asked = {"type": "enabled", "budget_tokens": 7}
     thought, said = one(engine, tokenizer, "/v1/messages", **body, thinking=asked)["content"]
     assert (thought["thinking"], said["text"]) == (message["reasoning_content"], message["content"])
+    asked = {"input": HELLO, "max_output_tokens": 60, "temperature": 0, "reasoning": {"max_tokens": 7}}
+    thought, said = one(engine, tokenizer, "/v1/responses", **asked)["output"]
+    assert thought["content"][0]["text"] == message["reasoning_content"]
+    assert said["content"][0]["text"] == message["content"]
     form = {"response_format": {"type": "json_object"}}
     assert one(engine, tokenizer, CHAT, **body, **form, thinking_budget=7)["choices"][0]["message"]["content"][0] == "{"
 

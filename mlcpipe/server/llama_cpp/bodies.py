@@ -10,7 +10,7 @@ from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.server.bodies import MAX_BIASES, MAX_CHOICES, MAX_IDS, Body, translated
+from mlcpipe.server.bodies import MAX_BIASES, MAX_CHOICES, MAX_IDS, Body, Count, Number, translated
 from mlcpipe.server.completions import CompletionBody
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.mixed_prompts import check_texts, listed_prompts, mixed_ids
@@ -19,6 +19,7 @@ from mlcpipe.server.service import Service
 
 _MOST_BIAS = 100.0
 _TOKEN = re.compile(r"-?[0-9]+")
+_NOT_TOLD = ("echo", "prompt_logprobs")  # /v1/completions has them
 _MOST_DIGITS = 18  # of a token's id
 
 
@@ -27,18 +28,19 @@ class TextFields(Body):
 
     most_values = MAX_IDS
     model: str | None = None
-    n_predict: int | None = Field(None, ge=-2)
-    max_tokens: int | None = Field(None, ge=-1)
-    n_cmpl: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)  # another name of `n_cmpl`
-    n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    n_indent: int | None = Field(None, ge=0)
+    n_predict: Count | None = Field(None, ge=-2)
+    max_tokens: Count | None = Field(None, ge=-1)
+    n_cmpl: Count | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: Count | None = Field(None, ge=1, le=MAX_CHOICES)  # another name of `n_cmpl`
+    n_probs: Count | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: Count | None = Field(None, ge=0, le=MAX_LOGPROBS)  # another name of `n_probs`
+    n_indent: Count | None = Field(None, ge=0)
     stop: str | list[str] | None = None
     stream: bool | None = None
     samplers: list[str] | None = None
-    seed: int | None = None
+    seed: Count | None = None
     logit_bias: Any = None
-    t_max_predict_ms: float | None = None
+    t_max_predict_ms: Number | None = None
     response_fields: list[str] | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
@@ -57,6 +59,11 @@ class TextFields(Body):
         return None if given is None or given < 0 else given
 
     @property
+    def alternatives(self) -> int:
+        """Alternatives of each token whose probability is told; 0 tells of none."""
+        return (self.logprobs if self.n_probs is None else self.n_probs) or 0
+
+    @property
     def answers(self) -> int | None:
         """How many answers each prompt gets; None is one."""
         return self.n if self.n_cmpl is None else self.n_cmpl
@@ -64,6 +71,9 @@ class TextFields(Body):
     def completion(self, service: Service, prompts: list[list[int]], stop_ids: Sequence[int] = ()) -> CompletionBody:
         """The body for prompts of tokens. Raises ApiError, which names the field."""
         extra = dict(self.model_extra or {})
+        for name in _NOT_TOLD:
+            if extra.get(name) not in (None, False):
+                raise ApiError(400, f"{name}: not offered here; leave it out", param=name, code="unsupported_parameter")
         ends = extra.get("stop_token_ids") or []
         made = translated(
             CompletionBody,
@@ -84,14 +94,14 @@ class TextFields(Body):
             },
             self,
         )
-        if self.post_sampling_probs and self.n_probs:
+        if self.post_sampling_probs and self.alternatives:
             made.tell_what_is_left()
         return made
 
     def _logprobs(self, prompts: int) -> int | None:
         """They also tell the tokens, and count those of several answers apart."""
         needed = self.return_tokens or self.stream or prompts * (self.answers or 1) > 1
-        return self.n_probs or (0 if needed else None)
+        return self.alternatives or (0 if needed else None)
 
 
 class CompletionFields(TextFields):

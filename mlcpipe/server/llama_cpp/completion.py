@@ -145,7 +145,7 @@ class _Text:
         """Log-probabilities of tokens and their alternatives before truncation, or probabilities after it, as far as
         any is left; at temperature 0 one has all.
         """
-        if not self.body.n_probs:
+        if not self.body.alternatives:
             return []
         if not self.body.post_sampling_probs:
             return [{**_told(one, one.logprob), "top_logprobs": [_told(each, each.logprob) for each in one.top]}
@@ -218,7 +218,7 @@ def _settings(service: Service, body: TextFields, completion: CompletionBody) ->
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "stop": completion.stops,
-        "n_probs": body.n_probs or 0,
+        "n_probs": body.alternatives,
         "stream": bool(body.stream),
         "timings_per_token": bool(body.timings_per_token),
         "post_sampling_probs": completion.tells_what_is_left,

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
 from pydantic import Field
 
-from mlcpipe.server.bodies import MAX_IDS, Body, Count, body_schema, parsed
+from mlcpipe.server.bodies import MAX_IDS, Count, EncoderBody, body_schema, parsed
 from mlcpipe.server.embeddings import check_count, embedded_tokens, encoder, numbers
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.leases import embedding_service
@@ -23,7 +23,7 @@ _MOST_NORM = 64
 Floats = NDArray[np.float32]
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(EncoderBody):
     """The body of a request. `pooling` stands for llama-server's option: `none` gives the rows of all tokens."""
 
     most_values = MAX_IDS

@@ -16,9 +16,13 @@ from mlcpipe.runtime.tools import choice_of
 from mlcpipe.server.answer_form import constraint
 from mlcpipe.server.chat import ChatBody
 from mlcpipe.server.completions import CompletionBody
+from mlcpipe.server.embeddings import EmbeddingBody
+from mlcpipe.server.errors import ApiError
 from mlcpipe.server.foreign_fields import HARMLESS, HONOURED, REFUSED
+from mlcpipe.server.llama_cpp.embedding import EmbeddingBody as LlamaEmbeddingBody
 from mlcpipe.server.messages import MessagesBody
 from mlcpipe.server.responses import ResponsesBody
+from mlcpipe.server.scoring import PoolingBody, RerankBody, ScoreBody
 from tests.unit.server.fake_engine import FakeEngine, answers
 
 CHAT = "/v1/chat/completions"
@@ -92,22 +96,40 @@ def test_what_it_cannot_be_held_to(fields: dict[str, Any], word: str) -> None:
     assert (answer.status_code, engine.asked) == (400, []) and word in answer.json()["error"]["message"]
 
 
+CHANGING = {
+    "bad_words": ["a"], "tfs_z": 0.5, "dynatemp_range": 0.5, "lora": [{"id": 0, "scale": 0.5}],
+    "skip_special_tokens": False, "chat_template": "a", "n_probs": 3, "guided_whitespace_pattern": "a",
+    "stop_regex": "a", "lora_path": "a", "options": {"temperature": 0}, "format": "json", "think": True,
+    "do_sample": False, "tool_prompt": "a", "sampling_seed": 1, "input_ids": [1], "parse_tool_calls": False,
+    "repetition_detection": {"max_pattern_size": 9}, "logprob_token_ids": [5], "vllm_xargs": {"a": 1},
+    "return_hidden_states": True, "session_params": {"id": "a"}, "custom_params": {"a": 1}, "grammar_lazy": True,
+    "reasoning_budget_message": "Enough.",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("path", PATHS)
+def test_what_would_change_the_answer_is_refused_by_name(path: str) -> None:
+    engine = FakeEngine()
+    found = answers(engine, *((path, {**PATHS[path], name: value}) for name, value in CHANGING.items()))
+    assert {one.status_code for one in found} == {400} and not engine.asked
+    assert [one.json()["error"]["message"].partition(":")[0] for one in found] == [*CHANGING]
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("model", "body"),
     [
-        ("bad_words", ["a"]), ("tfs_z", 0.5), ("dynatemp_range", 0.5), ("lora", [{"id": 0, "scale": 0.5}]),
-        ("skip_special_tokens", False), ("chat_template", "a"), ("n_probs", 3),
-        ("guided_whitespace_pattern", "a"),
-        ("stop_regex", "a"), ("lora_path", "a"), ("options", {"temperature": 0}), ("format", "json"), ("think", True),
-        ("do_sample", False), ("tool_prompt", "a"),
-        ("sampling_seed", 1), ("input_ids", [1]), ("parse_tool_calls", False),
+        (EmbeddingBody, {"input": "a"}), (PoolingBody, {"input": "a"}), (ScoreBody, {"text_1": "a", "text_2": "b"}),
+        (RerankBody, {"query": "a", "documents": ["b"]}), (LlamaEmbeddingBody, {"content": "a"}),
     ],
 )  # fmt: skip
-def test_what_would_change_the_answer_is_refused_by_name(path: str, name: str, value: Any) -> None:
-    engine = FakeEngine()
-    (answer,) = answers(engine, (path, {**PATHS[path], name: value}))
-    assert answer.status_code == 400 and not engine.asked and answer.json()["error"]["message"].startswith(f"{name}: ")
+def test_what_would_change_embeddings_and_scores_is_refused_by_name(
+    model: type[BaseModel], body: dict[str, Any]
+) -> None:
+    for name, value in {"use_activation": False, "add_special_tokens": False, "input_type": "query"}.items():
+        with pytest.raises(ApiError, match=f"^{name}: not offered"):
+            model.model_validate({**body, name: value})
+    neutral = {"use_activation": True, "truncation_side": "right", "input_type": None, "user": "a", "own": 5}
+    assert model.model_validate({**body, **neutral}).model_extra
 
 
 @pytest.mark.parametrize(
@@ -115,7 +137,7 @@ def test_what_would_change_the_answer_is_refused_by_name(path: str, name: str, v
     [
         ("thinking_budget_tokens", 20), ("include_reasoning", False), ("reasoning_format", "none"),
         ("enable_thinking", False), ("separate_reasoning", False), ("prompt_logprobs", 1), ("echo", True),
-        ("n_predict", 4), ("samplers", ["top_k"]),
+        ("n_predict", 4), ("samplers", ["top_k"]), ("reasoning_budget_tokens", 20),
     ],
 )  # fmt: skip
 def test_what_one_path_honours_is_refused_on_others(name: str, value: Any) -> None:

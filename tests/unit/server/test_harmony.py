@@ -21,9 +21,9 @@ ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content":
 TOOLS = {"tools": [WEATHER.described()]}
 
 
-def engine(text: str) -> FakeEngine:
+def engine(text: str, template: str = HARMONY) -> FakeEngine:
     made = FakeEngine(text)
-    made.tokenizer.chat_templates["default"] = HARMONY  # its marks are text here
+    made.tokenizer.chat_templates["default"] = template  # its marks are text here
     made.tokenizer._compiled.clear()
     return made
 
@@ -37,6 +37,34 @@ def test_an_answer_and_its_thoughts(more: dict[str, Any]) -> None:
     assert choice["message"]["reasoning_content"] == "Rome, they say."
     assert choice["message"]["content"] == "It is sunny." and not choice["message"].get("tool_calls")
     assert 0 < answer["usage"]["completion_tokens_details"]["reasoning_tokens"] < answer["usage"]["completion_tokens"]
+
+
+EFFORT = "{{- 'Reasoning: ' + (reasoning_effort or 'medium') }}" + HARMONY
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (PATH, {"reasoning_effort": "high"}),
+        ("/v1/responses", {"input": ASK["messages"], "reasoning": {"effort": "high"}}),
+        ("/v1/messages", {"max_tokens": 9, "output_config": {"effort": "high"}}),
+        ("/apply-template", {"reasoning_effort": "high"}),
+        ("/tokenize", {"reasoning": {"effort": "high"}}),
+    ],
+)
+def test_an_effort_is_a_variable_of_the_template(path: str, more: dict[str, Any]) -> None:
+    asked = engine(ANSWER, EFFORT)
+    (response,) = answers(asked, (path, {**ASK, **more}))
+    told = asked.asked[0].tokens if asked.asked else response.json().get("tokens")
+    prompt = response.json()["prompt"] if told is None else asked.tokenizer.decode(told)
+    assert "Reasoning: high" in prompt and "What is the weather?" in prompt
+    (refused,) = answers(asked, (path, json.loads(json.dumps({**ASK, **more}).replace('"high"', '"huge"'))))
+    assert refused.status_code == 400 and "effort: expected one of" in refused.text
+
+
+def test_another_template_is_refused() -> None:
+    asked = [(path, {**ASK, "chat_template": "a"}) for path in (PATH, "/apply-template", "/tokenize")]
+    assert [one.status_code for one in answers(engine(ANSWER), *asked)] == [400] * 3
 
 
 def test_a_call_as_it_comes() -> None:

@@ -146,14 +146,18 @@ def test_files_beyond_the_context_are_not_encoded(coder: FakeEngine, monkeypatch
 
 
 def test_streams_carry_tokens_and_n_is_the_count_of_answers() -> None:
+    """Numbers may be texts, and `logprobs` is another name of `n_probs`."""
     engine = FakeEngine("Hello you")
-    stream, several = answers(
+    stream, several, told = answers(
         engine,
         ("/completion", {"prompt": "a", "stream": True}),
         ("/completion", {"prompt": "a", "n": 2, "min_keep": 1, "post_sampling_probs": True}),
+        ("/completion", {"prompt": "a", "logprobs": 2, "n_predict": "5", "seed": 3.0}),
     )
     assert stream.status_code == 200 and len(several.json()) == 2
-    assert [one.logprobs for one in engine.asked] == [0, 0, 0]
+    assert [one.logprobs for one in engine.asked] == [0, 0, 0, 2]
+    assert (engine.asked[3].max_tokens, engine.asked[3].sampling.seed) == (5, 3)
+    assert told.json()["generation_settings"]["n_probs"] == 2
 
 
 @pytest.mark.parametrize(
@@ -223,6 +227,8 @@ def test_biases_of_texts_pairs_and_false() -> None:
         ("/completion", {"prompt": [-1]}, "prompt"),
         ("/completion", {"prompt": [[1], *([[1, "a", *["a"] * 4000]] * 2)]}, "4096 texts"),
         ("/completion", {"prompt": "a", "min_keep": 2}, "min_keep"),
+        ("/completion", {"prompt": "a", "echo": True}, "echo"),
+        ("/completion", {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
         ("/completion", {"prompt": "a", "temperature": 101}, "temperature"),
         ("/completion", {"prompt": "a", "stop_token_ids": 5}, "stop_token_ids"),
         ("/completion", {"prompt": "a", "n_probs": 1000}, "n_probs"),

@@ -140,6 +140,20 @@ def test_usage_says_what_a_shifted_context_lost(stream: bool) -> None:
     assert not any("dropped_tokens" in one.text for one in answers(FakeEngine(), *asked))
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": "a"})])
+def test_each_event_has_the_usage_so_far_where_it_is_asked(path: str, body: dict[str, Any]) -> None:
+    def usages(**options: bool) -> list[Any]:
+        asked = {**body, "stream": True, "stream_options": options}
+        lines = answers(FakeEngine("One two three"), (path, asked))[0].text.splitlines()
+        return [json.loads(line[6:]).get("usage") for line in lines if line.startswith("data: {")]
+
+    *before, last = usages(include_usage=True, continuous_usage_stats=True)
+    counts = [one["completion_tokens"] for one in before]
+    assert len(before) > 3 and counts == sorted(counts) and counts[-1] == last["completion_tokens"] > 2
+    assert {one["prompt_tokens"] for one in before} == {last["prompt_tokens"]}
+    assert usages(include_usage=True)[:-1] == [None] * len(before) == usages(continuous_usage_stats=True)
+
+
 def test_where_contexts_shift_a_prompt_may_be_longer() -> None:
     long = {"prompt": list(range(5, 3000)), "max_tokens": 9000}
     plain, shifting = FakeEngine(), FakeEngine(dropped=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,7 +30,9 @@ _SHOWN = 3  # mistakes of a body that are listed
 
 
 class ApiError(Exception):
-    """A refusal with an HTTP status; `code` and `param` are OpenAI's, `retry_after_s` becomes a header."""
+    """A refusal with an HTTP status; `code` and `param` are OpenAI's, `retry_after_s` becomes a header, and `counts` are
+    fields beside the message.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
+        counts: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -46,10 +50,14 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
+        self.counts = dict(counts or {})
 
     def again(self) -> ApiError:
         """The same refusal for another request, without the frames of the one that it was raised for."""
-        return ApiError(self.status, self.message, code=self.code, param=self.param, retry_after_s=self.retry_after_s)
+        return ApiError(
+            self.status, self.message, code=self.code, param=self.param, retry_after_s=self.retry_after_s,
+            counts=self.counts,
+        )  # fmt: skip
 
     @property
     def headers(self) -> dict[str, str]:
@@ -68,7 +76,8 @@ class ApiError(Exception):
             return {"type": "error", "error": {"type": kind, "message": self.message}, **named}
         kind = _OPENAI_TYPES.get(self.status, kind)
         code = self.code if self.code is not None else self.status if self.status >= 500 else None
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}, **named}
+        told = {"message": self.message, "type": kind, "param": self.param, "code": code, **self.counts}
+        return {"error": told, **named}
 
 
 def refused(error: MlcpipeError) -> ApiError:

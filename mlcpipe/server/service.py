@@ -183,7 +183,8 @@ class Service(OffLoop):
             message = (
                 f"This model's maximum context length is {length} tokens, and the prompt has {len(tokens)}; shorten it"
             )
-            raise ApiError(400, message, code="context_length_exceeded")
+            counts = {"n_prompt_tokens": len(tokens), "n_ctx": length}  # as llama-server
+            raise ApiError(400, message, code="context_length_exceeded", counts=counts)
         most = length if max_tokens in (None, -1) else max(1, max_tokens or 0)
         return Request(
             tokens,

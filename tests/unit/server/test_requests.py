@@ -157,7 +157,9 @@ def test_each_event_has_the_usage_so_far_where_it_is_asked(path: str, body: dict
 def test_where_contexts_shift_a_prompt_may_be_longer() -> None:
     long = {"prompt": list(range(5, 3000)), "max_tokens": 9000}
     plain, shifting = FakeEngine(), FakeEngine(dropped=0)
-    assert answers(plain, ("/v1/completions", long))[0].json()["error"]["code"] == "context_length_exceeded"
+    refused = answers(plain, ("/v1/completions", long))[0].json()["error"]
+    assert refused["code"] == "context_length_exceeded"
+    assert (refused["n_prompt_tokens"], refused["n_ctx"]) == (2995, plain.context_length)
     assert answers(shifting, ("/v1/completions", long), (CHAT, {"messages": HELLO}))[0].status_code == 200
     assert [request.max_tokens for request in shifting.asked] == [9000, shifting.context_length]
 

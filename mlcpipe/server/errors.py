@@ -30,8 +30,9 @@ _SHOWN = 3  # mistakes of a body that are listed
 
 
 class ApiError(Exception):
-    """A refusal with an HTTP status; `code` and `param` are OpenAI's, `retry_after_s` becomes a header, `counts` are fields
-    beside the message.
+    """A refusal with an HTTP status; `code` and `param` are OpenAI's, `retry_after_s` becomes a header.
+
+    `counts` are fields beside the message.
     """
 
     def __init__(

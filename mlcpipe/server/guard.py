@@ -166,11 +166,12 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1")
         parts = _HOST.fullmatch(host)
         name = (parts[1] or parts[2]).lower() if parts is not None else ""
-        if name not in rules.names and not (is_loopback(name) if local else _is_address(name)):
+        # Without a host is HTTP/1.0, which monitors speak and browsers do not.
+        if b"host" in headers and name not in rules.names and not (is_loopback(name) if local else _is_address(name)):
             message = f"this server does not answer to the name {name[:100]!r}; serve --allow-host adds one"
             raise ApiError(421, message, code="wrong_host")
         for origin in (one.decode("latin-1") for one in origins):
-            if origin.partition("://")[2] != host and not (
+            if (not host or origin.partition("://")[2] != host) and not (
                 rules.origins and re.fullmatch(rules.origin_pattern, origin)
             ):
                 raise ApiError(

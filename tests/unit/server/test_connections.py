@@ -91,6 +91,8 @@ def told(made: socket.socket) -> list[int]:
         (GET + GET + b"GET /", [200, 200]),
         (GET + b"POST /" + HEAD + b"Content-Length: 2\r\n\r\nab" + LAST, [200, 200, 200]),
         (b"POST / HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 9\r\n\r\nab", [421]),
+        (b"GET / HTTP/1.0\r\n\r\n", [200]),
+        (b"GET / HTTP/1.0\r\nOrigin: http://\r\n\r\n", [403]),
         (b"GET / HTTP/1.1\nHost: 127.0.0.1\n\n" + LAST, [400]),
         (b"GET /" + HEAD + b"x-a: b\nx-c: d\r\n\r\n" + LAST, [400]),
         (b"GET /" + HEAD + b"x-a: b\r\n c\r\n\r\n" + LAST, [400]),

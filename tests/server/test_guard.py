@@ -39,11 +39,13 @@ def guarded(demo_bundle: Path) -> Iterator[Running]:
         yield running
 
 
-def test_what_fits_is_said(demo_bundle: Path) -> None:
+def test_what_fits_is_said_and_ctrl_c_ends_a_server(demo_bundle: Path) -> None:
     with running_server(demo_bundle, "--sequences", 3, "--context", 512, "--host", "0.0.0.0", "--no-key") as server:
         said = "".join(server.lines)
         assert "the KV cache holds 3 x 512 tokens" in said
         assert "warning: everybody who reaches 0.0.0.0 may use the model" in said
+        assert server.end(number=signal.SIGINT) == 130
+        assert not any("Traceback" in line for line in server.lines)
 
 
 EXTENSION = {"origin": "chrome-extension://abc"}
@@ -219,13 +221,6 @@ def test_what_does_not_finish_in_time_ends_with_an_error(demo_bundle: Path) -> N
         *_, last, done = ended_while_it_answers(running, {**LONG, "n": 60})
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "cancelled"
         assert done == "data: [DONE]"
-
-
-@pytest.mark.full
-def test_ctrl_c_ends_a_server(demo_bundle: Path) -> None:
-    with running_server(demo_bundle, "--threads", 2) as running:
-        assert running.end(number=signal.SIGINT) == 130
-        assert not any("Traceback" in line for line in running.lines)
 
 
 def test_lines_about_requests_say_nothing_of_what_they_say(demo_bundle: Path) -> None:

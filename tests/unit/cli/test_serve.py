@@ -55,6 +55,7 @@ ROOT = Path(__file__).parents[3]
         (("--tls-cert", "no.pem", "--port", 0), "both"),
         (("--tls-cert", "no.pem", "--tls-key", "no.pem", "--port", 0), "no.pem"),
         (("--allow-origin", "localhost:3000", "--port", 0), "scheme://host"),
+        (("--responses-store", "no/such/file", "--port", 0), "a file that can be written"),
     ],
     ids=[
         "model",
@@ -70,6 +71,7 @@ ROOT = Path(__file__).parents[3]
         "half",
         "tls",
         "origin",
+        "store",
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[object, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,9 +45,11 @@ class Conversation:
 
 def ending_of(body: EndingFields, messages: Sequence[Mapping[str, Any]]) -> Ending:
     """The end of the prompt. Raises ApiError for contradictory fields."""
-    if not body.continue_final_message:
-        return "nothing" if body.add_generation_prompt is False else "header"
     where, last = "continue_final_message", messages[-1] if messages else {}
+    # In the message Mistral and DeepSeek, Qwen and Kimi say it.
+    begun = last.get("role") == "assistant" and True in (last.get("prefix"), last.get("partial"))
+    if not (body.continue_final_message or begun):
+        return "nothing" if body.add_generation_prompt is False else "header"
     if body.add_generation_prompt:
         raise ApiError(400, f"{where}: not together with add_generation_prompt", param=where)
     if last.get("role") != "assistant" or last.get("content") is None:

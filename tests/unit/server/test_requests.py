@@ -50,13 +50,14 @@ def test_a_prompt_may_end_inside_the_last_message_or_behind_it() -> None:
     asked: list[dict[str, Any]] = [
         {}, {"add_generation_prompt": True}, {"add_generation_prompt": False},
         {"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False},
+        *({"messages": [*HELLO, {**conversation[-1], name: True}]} for name in ("prefix", "partial")),
     ]  # fmt: skip
     found = answers(engine, *((CHAT, {"messages": conversation, **one}) for one in asked))
     prompts = [engine.tokenizer.decode(one.tokens, skip_special_tokens=False) for one in engine.asked]
     before = prompts[3].removesuffix("2 + 2 is")
     ends = [prompt.removeprefix(before) for prompt in prompts]
     written = "2 + 2 is<|im_end|>\n"
-    assert ends == [written + "<|im_start|>assistant\n"] * 2 + [written] + ["2 + 2 is"] * 2
+    assert ends == [written + "<|im_start|>assistant\n"] * 2 + [written] + ["2 + 2 is"] * 4
     assert all(one.json()["choices"][0]["message"]["content"] == " 4" for one in found)
     counted = answers(engine, *(("/tokenize", {"messages": conversation, **one}) for one in asked))
     assert [one.json()["tokens"] for one in counted] == [one.tokens for one in engine.asked]

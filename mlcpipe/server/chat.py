@@ -163,7 +163,7 @@ async def _chunks(answers: DeltaSource, frame: dict[str, Any], body: ChatBody) -
     def chunk(index: int, delta: dict[str, Any], logprobs: object = None, finish: str | None = None) -> str:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         last = finish is not None and ended == answers.count and not with_usage
-        more = {"timings": timings(answers.usage)} if last or (timed and "role" not in delta) else {}
+        more: dict[str, Any] = {"timings": timings(answers.usage)} if last or (timed and "role" not in delta) else {}
         if body.tells_usage_so_far:
             more["usage"] = usage_json(answers.usage)
         return event({**frame, "choices": [choice], **more}) if more else made(choice)

@@ -188,7 +188,7 @@ async def _chunks(
         choice = _choice(one.index, one.text, logprobs, one.finish)
         ended += one.finish is not None
         last = one.finish is not None and ended == answers.count and not with_usage
-        more = {"timings": timings(answers.usage)} if timed or last else {}
+        more: dict[str, Any] = {"timings": timings(answers.usage)} if timed or last else {}
         if body.tells_usage_so_far:
             more["usage"] = usage_json(answers.usage)
         yield event({**frame, "choices": [choice], **more}) if more else made(choice)

@@ -296,7 +296,7 @@ def conversation_of(body: InputBody, before: Sequence[dict[str, Any]]) -> Conver
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     given = items_of(body.input) if isinstance(body.input, str) else body.input
     form = body.text.format if body.text is not None else None
-    thoughts = ThinkingFields(reasoning=body.reasoning).thoughts()
+    thoughts = ThinkingFields.model_validate({"reasoning": body.reasoning}).thoughts()
     told = body.top_logprobs is not None or _LOGPROBS_NAME in (body.include or ())
     return Conversation(
         [*messages, *messages_of([*before, *given], len(before))],

@@ -72,7 +72,11 @@ def test_events_that_are_too_long_leave_and_are_missed_in_words(monkeypatch: pyt
     async def work() -> tuple[list[str], list[str]]:
         run = background.Run("", {"id": "resp_1"}, streams=True)
         source: Any = SimpleNamespace(close=lambda: None)
-        run.start(source, events(), lambda error, status: "", AsyncExitStack())
+
+        async def failed(error: ApiError, status: str) -> str:
+            raise error
+
+        run.start(source, events(), failed, AsyncExitStack())
         followed = [text async for text in run.follow(4)]
         with pytest.raises(ApiError, match="starting_after: the events before 5 are gone"):
             [text async for text in run.follow(3)]

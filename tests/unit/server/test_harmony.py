@@ -39,32 +39,24 @@ def test_an_answer_and_its_thoughts(more: dict[str, Any]) -> None:
     assert 0 < answer["usage"]["completion_tokens_details"]["reasoning_tokens"] < answer["usage"]["completion_tokens"]
 
 
-EFFORT = "{{- 'Reasoning: ' + (reasoning_effort or 'medium') }}" + HARMONY
-
-
-@pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        (PATH, {"reasoning_effort": "high"}),
-        ("/v1/responses", {"input": ASK["messages"], "reasoning": {"effort": "high"}}),
-        ("/v1/messages", {"max_tokens": 9, "output_config": {"effort": "high"}}),
-        ("/apply-template", {"reasoning_effort": "high"}),
-        ("/tokenize", {"reasoning": {"effort": "high"}}),
-    ],
-)
-def test_an_effort_is_a_variable_of_the_template(path: str, more: dict[str, Any]) -> None:
-    asked = engine(ANSWER, EFFORT)
-    (response,) = answers(asked, (path, {**ASK, **more}))
-    told = asked.asked[0].tokens if asked.asked else response.json().get("tokens")
-    prompt = response.json()["prompt"] if told is None else asked.tokenizer.decode(told)
-    assert "Reasoning: high" in prompt and "What is the weather?" in prompt
-    (refused,) = answers(asked, (path, json.loads(json.dumps({**ASK, **more}).replace('"high"', '"huge"'))))
-    assert refused.status_code == 400 and "effort: expected one of" in refused.text
-
-
-def test_another_template_is_refused() -> None:
-    asked = [(path, {**ASK, "chat_template": "a"}) for path in (PATH, "/apply-template", "/tokenize")]
-    assert [one.status_code for one in answers(engine(ANSWER), *asked)] == [400] * 3
+def test_an_effort_is_a_variable_of_the_template_and_another_template_is_refused() -> None:
+    asked = engine(ANSWER, "{{- 'Reasoning: ' + (reasoning_effort or 'medium') }}" + HARMONY)
+    plain, input_ = {"reasoning_effort": "high"}, {"input": ASK["messages"], "reasoning": {"effort": "high"}}
+    ways: list[tuple[str, dict[str, Any]]] = [
+        (PATH, {**ASK, **plain}), ("/v1/responses", input_), ("/apply-template", {**ASK, **plain}),
+        ("/v1/messages", {**ASK, "max_tokens": 9, "output_config": {"effort": "high"}}),
+        ("/tokenize", {**ASK, "reasoning": {"effort": "high"}}),
+    ]  # fmt: skip
+    found = answers(asked, *ways)
+    assert [one.status_code for one in found] == [200] * 5
+    told = [*(one.tokens for one in asked.asked), found[4].json()["tokens"]]
+    prompts = [*map(asked.tokenizer.decode, told), found[2].json()["prompt"]]
+    assert len(prompts) == 5 and all("Reasoning: high" in one and "weather?" in one for one in prompts)
+    wrong = [(path, json.loads(json.dumps(body).replace('"high"', '"huge"'))) for path, body in ways]
+    for one in answers(asked, *wrong):
+        assert one.status_code == 400 and "effort: expected one of" in one.text
+    refused = answers(asked, *((path, {**body, "chat_template": "a"}) for path, body in ways))
+    assert {one.status_code for one in refused} == {400} and all("chat_template: not" in one.text for one in refused)
 
 
 def test_a_call_as_it_comes() -> None:

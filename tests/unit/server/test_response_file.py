@@ -159,7 +159,7 @@ def damaged(path: Path) -> None:
         (triggered, "other tables"),
         (damaged, "found damage"),
         (lambda path: path.write_bytes(b"a text" * 1000), "file is not a database"),
-        (lambda path: path.mkdir(), "something else"),
+        (lambda path: path.mkdir(), "no regular file"),
     ],
 )
 def test_other_files_are_refused_and_stay(made: Callable[[Path], object], said: str, path: Path) -> None:

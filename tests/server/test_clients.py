@@ -1,6 +1,8 @@
 """Clients of others, unmodified, that are too many for every run: each is skipped where it is not installed.
 
     pip install NAME; pytest -m everything tests/server/test_clients.py -k NAME
+    npm install --no-save --prefix tests/server ai @ai-sdk/{anthropic,openai,openai-compatible} zod  # vercel
+    npm install --global @openai/codex @anthropic-ai/claude-code  # programs
 
 Those of every run stand beside what they ask: openai, anthropic, ollama (Python and JavaScript), langchain. Requests in
 the form of Claude Code, Codex and llama.vim are in test_anthropic.py, test_responses.py and unit/server/test_llama_cpp.py.
@@ -9,9 +11,12 @@ the form of Claude Code, Codex and llama.vim are in test_anthropic.py, test_resp
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +27,8 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("fastapi")
 pytestmark = [pytest.mark.everything, pytest.mark.filterwarnings("ignore")]  # those of the clients
 
-from tests.server.conftest import NAME, Running
+from tests.conftest import DEMO, QUICK
+from tests.server.conftest import NAME, Running, running_server
 
 ASK = "Which targets are there?"
 HELLO = [{"role": "user", "content": ASK}]
@@ -185,3 +191,59 @@ def test_aider(url: str, tmp_path: Path) -> None:
     command = [aider, *quiet, *base, "--message", ASK]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "Tokens:" in done.stdout, done.stdout + done.stderr
+
+
+def test_vercel_ai(url: str, expected: str) -> None:
+    script = Path(__file__).with_name("vercel_ai.mjs")
+    if shutil.which("node") is None or not script.with_name("node_modules").joinpath("ai").is_dir():
+        pytest.skip("no ai of npm")
+    asked = json.dumps({"url": url, "name": NAME, "prompt": ASK})
+    done = subprocess.run(["node", script, asked], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found) == ["compatible", "chat", "responses", "anthropic"]
+    for one in found.values():
+        assert one["whole"] == one["streamed"] == expected
+        assert one["calls"] in ([["clock", "Bern"]], [["clock", "Rome"]]) and one["reason"] == "tool-calls"
+        assert one["formed"] in ("yes", "no")
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The demo model with room for the prompts of programs, 10,000 to 40,000 tokens: it answers in the form asked."""
+    checkpoint = Path(shutil.copytree(DEMO, tmp_path_factory.mktemp("long") / "demo"))
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1 << 17}))
+    options = ("--name", NAME, "--context", 1 << 17, "--sequences", 2, "--target", QUICK)
+    with running_server(checkpoint, *options, life_s=3600) as running:
+        yield running
+
+
+def test_codex(long: Running, tmp_path: Path) -> None:
+    if (codex := shutil.which("codex")) is None:
+        pytest.skip("no codex")
+    provider = {"name": "local", "base_url": f"{long.url}/v1", "wire_api": "responses"}
+    options = [f"model_providers.local.{key}={json.dumps(value)}" for key, value in provider.items()]
+    command = [codex, "exec", "--skip-git-repo-check", "-m", NAME, "-c", 'model_provider="local"']
+    command += [word for option in options for word in ("-c", option)]
+    home = {**os.environ, "HOME": str(tmp_path), "CODEX_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, ASK], cwd=tmp_path, env=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_claude_code(long: Running, tmp_path: Path) -> None:
+    if (claude := shutil.which("claude")) is None:
+        pytest.skip("no claude")
+    home = {
+        **os.environ, "HOME": str(tmp_path), "ANTHROPIC_BASE_URL": long.url, "ANTHROPIC_API_KEY": "none",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(MOST),
+    }  # fmt: skip
+    command = [claude, "-p", ASK, "--model", NAME, "--output-format", "json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert not told["is_error"] and told["result"] and told["usage"]["input_tokens"] > 1000

@@ -20,7 +20,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.requirements import Requirement
 
 _NATIVE = "MLCPIPE_WHEEL_FOLDER"
-_DEMO = "apps/demo_model/checkpoint/model.safetensors"
+# The embedded models by their names there, which are made here (apps/demo_model/README.md).
+_MODELS = {"demo": "checkpoint", "seeing": "seeing"}
 _LICENSE = "Apache-2.0"
 # The part of the page that git does not have.
 _IN_WORKER = (
@@ -88,7 +89,7 @@ def sbom(
         *(_requirement(text, "optional") for text in optional),
         *(_requirement(text, "required") for text in required),
         *_npm(root, () if with_page else _IN_WORKER),
-        _demo_model(root, version),
+        *(_embedded_model(root, version, name, folder) for name, folder in _MODELS.items()),
         *(_native(path, version) for path in native),
     ]
     components = {part["bom-ref"]: part for part in parts}
@@ -136,11 +137,12 @@ def _npm(root: Path, absent: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield _component("library", purl, name, version, facts["license"], ("SHA-512", digits))
 
 
-def _demo_model(root: Path, version: str) -> dict[str, Any]:
-    """The default model of `mlcpipe chat`, which is made here (apps/demo_model/README.md)."""
-    digits = hashlib.sha256((root / _DEMO).read_bytes()).hexdigest()
-    purl = f"pkg:generic/mlcpipe-demo-model@{version}"
-    return _component("machine-learning-model", purl, "mlcpipe-demo-model", version, _LICENSE, ("SHA-256", digits))
+def _embedded_model(root: Path, version: str, name: str, folder: str) -> dict[str, Any]:
+    """A model that `mlcpipe chat` takes where none is named."""
+    weights = root / "apps" / "demo_model" / folder / "model.safetensors"
+    digits, name = hashlib.sha256(weights.read_bytes()).hexdigest(), f"mlcpipe-{name}-model"
+    purl = f"pkg:generic/{name}@{version}"
+    return _component("machine-learning-model", purl, name, version, _LICENSE, ("SHA-256", digits))
 
 
 def _native(path: Path, version: str) -> dict[str, Any]:

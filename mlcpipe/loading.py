@@ -358,7 +358,11 @@ def _check_bundle_task(bundle: Path, task: str, title: str) -> None:
 
 def model_title(model: str | Path | None) -> str:
     """The model's name for people."""
-    return "the demo model" if model is None else str(model)
+    from mlcpipe.support.resources import seeing_model_path
+
+    if model is None:
+        return "the demo model"
+    return "the demo model that sees" if str(model) == str(seeing_model_path()) else str(model)
 
 
 def engine_device(device: str, place: Place | None = None) -> str | None:

@@ -117,11 +117,27 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat((-second, first), -1) * sin
 
 
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of q bf16[B, H, T, d] to k and v bf16[B, H', T, d] -> [B, H, T, d]."""
+    batch, heads, length, _ = q.shape
+    if length > 128:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    # In short rows the gradient of the fused kernel takes many times as long as that of products and a softmax.
+    grouped = (batch, k.shape[1], heads // k.shape[1] * length, -1)
+    scores = q.reshape(grouped) @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    later = torch.full((length, length), -math.inf, dtype=q.dtype).triu(1).repeat(heads // k.shape[1], 1)
+    return (torch.softmax(scores + later, -1) @ v).view(q.shape)
+
+
 def forward(weights: Weights, shape: Shape, ids: torch.Tensor) -> torch.Tensor:
     """ids i64[B, T] -> hidden states before the last norm's weight, bf16[B, T, hidden]."""
-    batch, length = ids.shape
+    return run(weights, shape, F.embedding(ids, weights["model.embed_tokens.weight"].bfloat16()))
+
+
+def run(weights: Weights, shape: Shape, x: torch.Tensor) -> torch.Tensor:
+    """Embedded tokens bf16[B, T, hidden] -> what `forward` returns for them."""
+    batch, length, _ = x.shape
     cos, sin = rotation(shape, length)
-    x = F.embedding(ids, weights["model.embed_tokens.weight"].bfloat16())
     sizes = (shape.heads, shape.kv_heads, shape.kv_heads)
     for i in range(shape.layers):
         layer = f"model.layers.{i}."
@@ -131,7 +147,7 @@ def forward(weights: Weights, shape: Shape, ids: torch.Tensor) -> torch.Tensor:
         turned = _rotate(qkv[:, :, : sizes[0] + sizes[1]], cos, sin)
         q, k = turned.transpose(1, 2).split(sizes[:2], 1)
         v = qkv[:, :, -sizes[2] :].transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        mixed = _attend(q, k, v)
         mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
         x = x + F.linear(mixed, weights[layer + "self_attn.o_proj.weight"].bfloat16())
         norm = weights[layer + "post_attention_layernorm.weight"]

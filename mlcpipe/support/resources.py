@@ -1,4 +1,4 @@
-"""Data files that install with mlcpipe: target descriptions and the embedded demo checkpoint."""
+"""Data files that install with mlcpipe: target descriptions and the embedded demo checkpoints."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def demo_model_path() -> Path:
     """The embedded default checkpoint, a Hugging Face folder."""
     installed = _INSTALLED / "demo_model"
     return installed if installed.is_dir() else _SOURCE_TREE / "apps" / "demo_model" / "checkpoint"
+
+
+def seeing_model_path() -> Path:
+    """The embedded checkpoint that sees, a Hugging Face folder."""
+    installed = _INSTALLED / "seeing_model"
+    return installed if installed.is_dir() else _SOURCE_TREE / "apps" / "demo_model" / "seeing"
 
 
 def chat_page_path() -> Path:

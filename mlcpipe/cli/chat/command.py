@@ -30,7 +30,7 @@ from mlcpipe.cli.options import (
     sampling_options,
     stages_of,
 )
-from mlcpipe.cli.terminal import stderr_console
+from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import UsageError, naming
 from mlcpipe.loading import engine_device, model_title, prepare_bundle
 from mlcpipe.support.defaults import AUTO, CHAT, THINKING_EFFORTS, WRITE
@@ -53,7 +53,10 @@ def chat_command(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask this, print the answer and exit.")] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(help="Show a picture with the first question (JPEG, PNG, WebP or GIF); may be repeated."),
+        typer.Option(
+            help="Show a picture with the first question (JPEG, PNG, WebP or GIF); may be repeated. "
+            "Without MODEL, it is shown to the embedded model that sees."
+        ),
     ] = None,
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     target: TargetOption = None,
@@ -124,6 +127,8 @@ def chat_command(
 
     `mlcpipe chat ./Qwen3-30B-A3B --device vulkan,cpu`
 
+    `mlcpipe chat --image examples/shapes.png --prompt "What is in this picture?"`
+
     `mlcpipe chat hf://HuggingFaceTB/SmolVLM2-500M-Video-Instruct --image photo.jpg --prompt "What is this?"`
 
     `mlcpipe chat --session long.chat`
@@ -163,6 +168,11 @@ def chat_command(
     if raw and allow_control_tokens:
         raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
     console = stderr_console()
+    if model is None and image:
+        from mlcpipe.support.resources import seeing_model_path
+
+        model = str(seeing_model_path())
+        say(console, "Without MODEL, a toy answers that knows a few shapes, colours and digits.", style="dim")
     question = question_of(prompt, as_json=as_json, console=console)
     places: list[Place] = []
     reasons: list[Place] = []  # for what `auto` chose

@@ -59,6 +59,8 @@ def render(
     """
     if ending == "continued" and style.channels:
         raise UsageError("continue_final_message", expected="a model whose answers have no channels")
+    if ending == "continued":
+        messages = [*messages[:-1], _begun(messages[-1])]
     plain, sources = marked(plain_messages(messages))
     # Checked before parsing and rendering, which may take 100 times the memory.
     tokenizer.check_length(_chars([plain, [[tool.description, tool.parameters] for tool in tools], variables]))
@@ -78,6 +80,14 @@ def render(
     else:
         thinking = thoughts_after(tokenizer, tokenizer.chat_templates.get(name, ""), tokens)
     return Prompt(with_rows(tokens, pictures, tokenizer), thinking, pictures)
+
+
+def _begun(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message that is continued: of its texts in parts no line break is a part, as for llama-server."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "".join(text_of([part], "continue_final_message") for part in content)}
 
 
 def system_tokens(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -200,7 +200,7 @@ class _Text:
         }
         if whole and self.probs:
             made["completion_probabilities"] = self.probs
-        return made if self.body.response_fields is None else _picked(made, self.body.response_fields)
+        return made if not self.body.response_fields else _picked(made, self.body.response_fields)
 
 
 def _settings(service: Service, body: TextFields, completion: CompletionBody) -> dict[str, Any]:

@@ -148,16 +148,17 @@ def test_files_beyond_the_context_are_not_encoded(coder: FakeEngine, monkeypatch
 def test_streams_carry_tokens_and_n_is_the_count_of_answers() -> None:
     """Numbers may be texts, and `logprobs` is another name of `n_probs`."""
     engine = FakeEngine("Hello you")
-    stream, several, told = answers(
+    stream, several, told, whole = answers(
         engine,
         ("/completion", {"prompt": "a", "stream": True}),
         ("/completion", {"prompt": "a", "n": 2, "min_keep": 1, "post_sampling_probs": True}),
         ("/completion", {"prompt": "a", "logprobs": 2, "n_predict": "5", "seed": 3.0}),
+        ("/completion", {"prompt": "a", "response_fields": []}),
     )
     assert stream.status_code == 200 and len(several.json()) == 2
-    assert [one.logprobs for one in engine.asked] == [0, 0, 0, 2]
+    assert [one.logprobs for one in engine.asked] == [0, 0, 0, 2, None]
     assert (engine.asked[3].max_tokens, engine.asked[3].sampling.seed) == (5, 3)
-    assert told.json()["generation_settings"]["n_probs"] == 2
+    assert told.json()["generation_settings"]["n_probs"] == 2 and whole.json()["content"] == "Hello you"
 
 
 @pytest.mark.parametrize(

@@ -47,17 +47,19 @@ def test_a_text_that_no_context_holds_is_not_encoded(path: str, body: Any) -> No
 def test_a_prompt_may_end_inside_the_last_message_or_behind_it() -> None:
     engine = FakeEngine(" 4")
     conversation = [*HELLO, {"role": "assistant", "content": "2 + 2 is"}]
+    parts = [{"type": "text", "text": text} for text in ("2 + ", "2 is")]
     asked: list[dict[str, Any]] = [
         {}, {"add_generation_prompt": True}, {"add_generation_prompt": False},
         {"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False},
         *({"messages": [*HELLO, {**conversation[-1], name: True}]} for name in ("prefix", "partial")),
+        {"messages": [*HELLO, {"role": "assistant", "content": parts}], "continue_final_message": True},
     ]  # fmt: skip
     found = answers(engine, *((CHAT, {"messages": conversation, **one}) for one in asked))
     prompts = [engine.tokenizer.decode(one.tokens, skip_special_tokens=False) for one in engine.asked]
     before = prompts[3].removesuffix("2 + 2 is")
     ends = [prompt.removeprefix(before) for prompt in prompts]
     written = "2 + 2 is<|im_end|>\n"
-    assert ends == [written + "<|im_start|>assistant\n"] * 2 + [written] + ["2 + 2 is"] * 4
+    assert ends == [written + "<|im_start|>assistant\n"] * 2 + [written] + ["2 + 2 is"] * 5
     assert all(one.json()["choices"][0]["message"]["content"] == " 4" for one in found)
     counted = answers(engine, *(("/tokenize", {"messages": conversation, **one}) for one in asked))
     assert [one.json()["tokens"] for one in counted] == [one.tokens for one in engine.asked]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.errors import ConfigError
@@ -68,6 +69,9 @@ class GgufFile(Protocol):
     def rows(self, tensor: str) -> int:
         """The first extent of a tensor, 0 if there is none."""
 
+    def vector(self, tensor: str, count: int) -> NDArray[np.float32]:
+        """The `count` numbers of a tensor, f32[count]."""
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A non-negative integer."""
 
@@ -101,6 +105,8 @@ class GgufFamily:
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     grouped      rows of attn_qkv are those of q, of k and of v, which the checkpoint has by KV head
     norm_offset  added to the weights of norms in the file
+    last_offset  added to those of the norm after the last layer, by default the same
+    folded       tensors of layers whose numbers `complete` reads, as no tensor of the checkpoint has them
     by_layer     MLPs' widths and numbers of heads may be listed by layer; `complete` reads them
     latent       attention is latent: its keys and values have the sizes that `read_latent` reads
     some_attend  the number of KV heads is listed by layer, 0 for layers without attention; `complete` reads it
@@ -115,6 +121,8 @@ class GgufFamily:
     interleaved: bool = False
     grouped: bool = False
     norm_offset: float = 0.0
+    last_offset: float | None = None
+    folded: tuple[str, ...] = ()
     some_attend: bool = False
     by_layer: bool = False
     latent: bool = False

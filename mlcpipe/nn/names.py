@@ -18,7 +18,7 @@ class CheckpointNames:
     that no step needs, after the prefix or without it. `top` renames modules outside the layers and `layers` itself,
     `layer` those of a layer, with all inside them; "{}" stands for a number, and the longest name that fits counts.
     `also`: parts of published names -> what some files have in their place. `turned`: how modules end whose matrices
-    safetensors files have as [in, out].
+    safetensors files have as [in, out]. `draft_norm`: the last norm of a layer that drafts.
     """
 
     prefixes: tuple[str, ...] = ("model.", "")
@@ -27,6 +27,7 @@ class CheckpointNames:
     layer: Mapping[str, str] = field(default_factory=dict)
     also: Mapping[str, str] = field(default_factory=dict)
     turned: tuple[str, ...] = ()
+    draft_norm: str = "shared_head.norm"
 
     def published(self, name: str) -> str:
         """The checkpoint's name of a tensor, still with `model.` instead of a prefix."""
@@ -53,7 +54,7 @@ class CheckpointNames:
     def with_draft_layer(self, layers: int) -> CheckpointNames:
         """Where the family says no other, the layer that drafts is the one after the last of `layers`."""
         layer = f"model.{self.layers}.{layers}"
-        usual = {"mtp": layer, DRAFTS: layer, "mtp.norm": f"{layer}.shared_head.norm"}
+        usual = {"mtp": layer, DRAFTS: layer, "mtp.norm": f"{layer}.{self.draft_norm}"}
         return self if DRAFTS in self.top else replace(self, top={**self.top, **usual})
 
     @property

@@ -18,7 +18,8 @@ gguf = pytest.importorskip("gguf", reason="the files are written by the gguf pac
 import mlcpipe
 from mlcpipe.bundle import read_manifest
 from mlcpipe.checkpoint import TensorInfo, open_checkpoint
-from mlcpipe.checkpoint.gguf.families import numbers_of_layers, renamed
+from mlcpipe.checkpoint.gguf.families import family_of, numbers_of_layers, renamed
+from mlcpipe.checkpoint.gguf.header import read_header
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.compiler.job import stored_weights
 from mlcpipe.errors import ConfigError, TargetError
@@ -222,3 +223,16 @@ def test_norms_of_heads_are_the_rows_of_a_matrix(tmp_path: Path) -> None:
     config = {"model_type": "stablelm", "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
     with pytest.raises(ConfigError, match=r"attn_q_norm.*at most 4096 rows.*found \[16\]"):
         list(renamed({odd.name: odd}, gguf_families()["stablelm"], config))
+
+
+def test_factors_of_queries_that_differ_by_layer(tmp_path: Path) -> None:
+    """Muse Glimmer's, which files have as the weights of norms."""
+    source = tiny.write_tiny(tiny.TinyCase("muse_glimmer_text", "default"), tmp_path / "source", seed=kept.SEED)
+    header = read_header(write_gguf(open_checkpoint(source), tmp_path / "model.gguf"))
+    tensors = {one.name: one for one in header.tensors}
+    of_keys, of_queries = (f"blk.1.attn_{x}_norm.weight" for x in "kq")
+    assert family_of(header.metadata, tensors)[1]["qk_scale_factor"] == 3.87
+    with pytest.raises(ConfigError, match=f"{of_keys}; expected 1 alone"):
+        family_of(header.metadata, {**tensors, of_keys: tensors[of_queries]})
+    with pytest.raises(ConfigError, match=f"no tensor {of_queries}.*expected 16 numbers"):
+        family_of(header.metadata, {name: one for name, one in tensors.items() if name != of_queries})

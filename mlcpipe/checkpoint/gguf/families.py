@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.expert_stacks import rows_of
 from mlcpipe.checkpoint.gguf.metadata import Metadata
-from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope, proportional
+from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope, proportional, vector
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.gguf import MAX_EXPERTS, GgufFamily
@@ -102,6 +102,12 @@ class _File:
     def rows(self, tensor: str) -> int:
         found = self._tensors.get(tensor)
         return found.shape[0] if found is not None and found.shape else 0
+
+    def vector(self, tensor: str, count: int) -> NDArray[np.float32]:
+        found = self._tensors.get(tensor)
+        if found is None:
+            raise ConfigError(f"no tensor {tensor}", where=self._metadata.where, expected=f"{count} numbers")
+        return vector(found, count)
 
     def integer(self, key: str, default: int | None = None) -> int:
         return self._metadata.integer(self._full(key), default)
@@ -209,9 +215,12 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             if "{}" in name:
                 yield from _matrices(tensor, published(name))
                 continue
-            yield _as(tensor, published(name), add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
+            offset = family.norm_offset if family.last_offset is None else family.last_offset
+            yield _as(tensor, published(name), add=-offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
+        if part in family.folded:
+            continue
         of = f"model.layers.{layer}"
         if 0 <= int(layer) - layers < drafts:
             if not drafts_itself or part in _OF_LOGITS:
@@ -242,8 +251,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
             yield _as(tensor, published(f"{of}.{_OF_DRAFTS[part]}.{suffix}"), add=add)
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
-            offset = part.endswith("norm") and part != "ssm_norm" and suffix == "weight"
-            add = -family.norm_offset if offset else 0.0
+            of_norm = part.endswith("norm") and part != "ssm_norm" and suffix == "weight"
+            add = -family.norm_offset if of_norm else 0.0
             found = _as(tensor, published(f"{of}.{family.names[part]}.{suffix}"), interleaved, add)
             yield _grouped(found, heads["attn_q"], heads["attn_k"]) if part == "attn_qkv" and family.grouped else found
         else:

@@ -14,7 +14,7 @@ from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_float32
 from mlcpipe.errors import ConfigError
 from mlcpipe.support.json_files import shown, shown_path
 
-MAX_FACTORS = 4096
+MAX_NUMBERS = 4096
 # The values of every published model with this scaling; the file holds only the divisors derived from them.
 _LOW, _HIGH = 1.0, 4.0
 _TOLERANCE = 1e-4
@@ -51,7 +51,7 @@ def linear_or_yarn(metadata: Metadata, arch: str) -> dict[str, Any] | None:
 
 def llama3(factors: TensorInfo, theta: float, rotated: int) -> dict[str, Any]:
     """`rope_scaling` that makes these divisors of the frequencies. Raises ConfigError if they are none of llama3's."""
-    found = _factors(factors, rotated // 2).astype(np.float64)
+    found = vector(factors, rotated // 2).astype(np.float64)
     factor = round(float(found.max()), 6)
     wavelengths = 2 * math.pi * theta ** (np.arange(0, rotated, 2) / rotated)
     original = _original_length(found, wavelengths, factor)
@@ -73,7 +73,7 @@ def llama3(factors: TensorInfo, theta: float, rotated: int) -> dict[str, Any]:
 
 def proportional(factors: TensorInfo, rotated: int) -> dict[str, Any]:
     """`rope_scaling` of divisors that leave the first angles alone and make 0 of the others. Raises ConfigError."""
-    found = _factors(factors, rotated // 2)
+    found = vector(factors, rotated // 2)
     count = int((found == 1).sum())
     if (found[:count] != 1).any() or (found[count:] < _ENDLESS).any():
         raise ConfigError(
@@ -102,12 +102,13 @@ def longrope(metadata: Metadata, arch: str, tensors: Mapping[str, TensorInfo]) -
     for name in names:
         if name not in tensors:
             raise ConfigError(f"no {name}", where=metadata.where, expected="short and long factors")
-    short, long = (_factors(tensors[name], count).tolist() for name in names)
+    short, long = (vector(tensors[name], count).tolist() for name in names)
     attention = metadata.number(f"{arch}.rope.scaling.attn_factor", 1.0)
     return {"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": attention}
 
 
-def _factors(tensor: TensorInfo, count: int) -> NDArray[np.float32]:
-    if tensor.shape != (count,) or count > MAX_FACTORS:
+def vector(tensor: TensorInfo, count: int) -> NDArray[np.float32]:
+    """The numbers of a short tensor, f32[count]. Raises ConfigError for another shape."""
+    if tensor.shape != (count,) or count > MAX_NUMBERS:
         raise ConfigError(f"{tensor.name} has the wrong shape", expected=[count], found=list(tensor.shape))
     return read_float32(tensor)

@@ -76,8 +76,8 @@ def write_gguf(
     """
     config, family = with_usual_names(source.config), gguf_families()[source.config["model_type"]]
     known = gguf.MODEL_ARCH
-    like = {"laguna": known.STEP35, "mellum": known.QWEN3MOE}.get(family.arch, known.DEEPSEEK2)
-    architecture = ARCHITECTURES.get(family.arch, like)  # tensors of one that the package lacks
+    like = {"hy_v3": known.EXAONE_MOE, "laguna": known.STEP35, "mellum": known.QWEN3MOE, "muse-glimmer": known.AFMOE}
+    architecture = ARCHITECTURES.get(family.arch, like.get(family.arch, known.DEEPSEEK2))  # one that the package has
     writer = gguf.GGUFWriter(path, family.arch, **split)  # type: ignore[arg-type]
     drafts = config.get("num_nextn_predict_layers") or 0
     own = any(name.endswith(("mtp.fc.weight", ".eh_proj.weight")) for name in source.tensors)
@@ -141,7 +141,8 @@ _DRAFTS = (
 
 def _draft_name(name: str, layers: int) -> tuple[str, str]:
     """A tensor as the converter knows it, and its name in a file if the package may lack it."""
-    of, layer = f"model.layers.{layers}.", name.replace("mtp.layers.0.", f"model.layers.{layers}.")
+    of, name = f"model.layers.{layers}.", name.replace(".final_layernorm.", ".shared_head.norm.")
+    layer = name.replace("mtp.layers.0.", of)
     for here, there in _DRAFTS:
         if name in (f"mtp.{here}.weight", f"{of}{there}.weight"):
             return layer, f"blk.{layers}.nextn.{there.replace('.', '_')}.weight"
@@ -301,7 +302,8 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in apart])
         norm = name.endswith("norm.weight") or ".pre_fc_norm_" in name
         if norm and not name.endswith("linear_attn.norm.weight"):
-            values = values + np.float32(family.norm_offset)
+            last = name == "model.norm.weight" and family.last_offset is not None
+            values = values + np.float32((family.last_offset or 0.0) if last else family.norm_offset)
         if values.ndim == 3:  # a convolution
             values = values.squeeze(1)
         if "linear_attn." in name and kind != "qwen3_next":
@@ -325,5 +327,9 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
         name = name.replace("mlp.ffn_sub_norm", "mlp.ffn_layernorm").replace("attn_sub_norm", "inner_attn_ln")
         if kind.startswith("granite"):
             name = name.replace(".shared_mlp.", ".mlp.shared_expert.")
-        name = name.replace("correction_bias", "correction.bias").replace("expert_bias", "expert_bias.bias")
+        if kind == "muse_glimmer_text" and parts[-2] == "q_proj":
+            for one, value in (("q", config["qk_scale_factor"]), ("k", 1.0)):
+                yield name.replace("q_proj", f"{one}_norm"), np.full(config["head_dim"], value, np.float32)
+        name = name.replace("correction_bias", "correction.bias")
+        name = name if kind == "hy_v3" else name.replace("expert_bias", "expert_bias.bias")
         yield name, values.squeeze(0) if len(values) == 1 and values.ndim > 1 else values

@@ -81,14 +81,17 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
         writer.add_expert_used_count(next(config[name] for name in used if config.get(name)))
         if kind not in ("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid", "jamba", "olmoe"):
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
-    sigmoid = ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe", "laguna", "exaone_moe")
+    sigmoid = ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "afmoe", "laguna", "exaone_moe", "hy_v3")
     score = "sigmoid" if kind in sigmoid else ""
     if score := config.get("expert_selection_fn", score):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType[score.upper()])
     if kind in ("cohere2_moe", "laguna"):
         writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
-    if "routed_scaling_factor" in config or kind == "cohere2_moe":
-        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if "routed_scaling_factor" in config or kind in ("cohere2_moe", "hy_v3"):
+        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
+    if kind == "hy_v3":
+        config = dict(config)
+        writer.add_expert_shared_feed_forward_length(config.pop("num_shared_experts") * config["moe_intermediate_size"])
     if kind in (
         "gemma2",
         "gemma3_text",
@@ -101,6 +104,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
         "exaone4",
         "exaone_moe",
         "mellum",
+        "muse_glimmer_text",
         "olmo3",
         "starcoder2",
         "afmoe",
@@ -109,7 +113,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if kind in ("gemma3n_text", "gemma4_text"):
         _add_gemma4(writer, config)
-    if kind in ("exaone4", "exaone_moe", "mellum", "olmo3", "cohere2_moe"):
+    if kind in ("exaone4", "exaone_moe", "mellum", "muse_glimmer_text", "olmo3", "cohere2_moe"):
         writer.add_sliding_window_pattern([one == "sliding_attention" for one in types])
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
@@ -119,6 +123,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
         ("logit_scale", writer.add_logit_scale),
+        ("output_multiplier", writer.add_logit_scale),
         ("clip_qkv", writer.add_clamp_kqv),
         ("conv_L_cache", writer.add_shortconv_l_cache),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
@@ -134,7 +139,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo 
         ),
         *(
             (name, writer.add_expert_weights_scale)
-            for name in ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor")
+            for name in ("routed_scaling_factor", "route_scale", "router_scaling_factor", "moe_routed_scaling_factor")
         ),
         ("n_group", writer.add_expert_group_count),
         ("topk_group", writer.add_expert_group_used_count),

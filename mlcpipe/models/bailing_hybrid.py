@@ -1,5 +1,8 @@
 """Ling 3 (inclusionAI 2026): Kimi Linear's delta nets with bounded decays, gated latent attention, groups of experts.
 
+The layer that drafts attends and has a mixture; its tensors' names and sizes are those of vLLM's
+`bailing_moe_v3_mtp.py`.
+
 Models: Ling-3.0-tiny; not Ling-3.0-Flash, whose last layers limit what experts multiply.
 """
 
@@ -8,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.models.deepseek_v3 import ROUTER, latent_spec, read_latent_base
+from mlcpipe.models.deepseek_v3 import ROUTER, draft_of, latent_spec, read_latent_base
 from mlcpipe.models.glm4_moe import grouped_routing
 from mlcpipe.models.glm4_moe_lite import sparse_where_listed
 from mlcpipe.models.kimi_linear import DELTA, channel_delta, mixers, renamed
@@ -33,6 +36,7 @@ NAMES = CheckpointNames(
         "mlp.shared_expert": "mlp.shared_experts",
     },
     also={"attention.dense": "attention.o_proj"},
+    draft_norm="final_layernorm",
 )
 # What published files say; Ling 2.6, of the same `model_type`, says otherwise.
 FIXED: Mapping[str, list[Any]] = {
@@ -70,7 +74,8 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     routing = grouped_routing(fields, *expert_counts(fields, 512, 8), normalize=True, groups=(8, 4), scale=2.5)
     shared = fields.integer("n_shared_experts", 1, low=0)
     mlp = sparse_where_listed(base, routing, dense=2, shared=shared, width=768)
-    return decoder(base, mixers(attends, latent, delta), mlp, ropes=[_rope(base, dim)])
+    blocks = mixers(attends, latent, delta)
+    return decoder(base, blocks, mlp, ropes=[_rope(base, dim)], drafts=draft_of(base, blocks))
 
 
 def _rope(base: BaseConfig, dim: int) -> Rope:

@@ -94,10 +94,9 @@ def latent_spec(
 
 
 def draft_of(base: BaseConfig, mixers: Sequence[Mixer]) -> Mixer | None:
-    """The attention of the layer that drafts, if checkpoints have one."""
-    block = mixers[0].block
-    assert isinstance(block, LatentAttention)
-    return Mixer("self_attn", LatentAttention(block.latent, 0)) if drafts_itself(base) else None
+    """The attention of the layer that drafts, if checkpoints have one: as that of the layers that attend."""
+    latent = [one.block.latent for one in mixers if isinstance(one.block, LatentAttention)]
+    return Mixer("self_attn", LatentAttention(latent[0], 0)) if latent and drafts_itself(base) else None
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from mlcpipe.models.glm4_moe_lite import dense_after, sparse_where_listed
 from mlcpipe.models.qwen3_5_text import MTP
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.nn.config import layer_kinds
+from mlcpipe.nn.config import SLIDES, layer_kinds
 from mlcpipe.nn.decoder import decoder
 from mlcpipe.nn.gguf import EXPERTS, MOE, PRE_NORM, GgufFamily, GgufFile, read_drafts, read_windows
 from mlcpipe.nn.moe import expert_counts
@@ -51,7 +51,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     shared = fields.integer("num_shared_experts", 1, low=0, high=4096)
     mlp = sparse_where_listed(base, routing, dense=1, shared=shared, width=1024)
     specs = base.attentions(windows, norm="head")
-    slides = layer_kinds(fields, 1, {"sliding_attention": True, "full_attention": False}, name="mtp_layer_types")
+    slides = layer_kinds(fields, 1, SLIDES, name="mtp_layer_types")
     as_first = slides is None or slides[0] == (windows[0] is not None)
     drafts = specs[0] if drafts_itself(base) and rotated[0] and as_first else None
     return decoder(base, specs, dense_after(base, mlp), rotated=rotated, drafts=drafts)

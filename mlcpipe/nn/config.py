@@ -9,6 +9,7 @@ from mlcpipe.errors import ConfigError
 
 _T = TypeVar("_T")
 MAX_SIZE = 1 << 24
+SLIDES = {"sliding_attention": True, "full_attention": False}  # what `layer_types` says
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ModelLM")  # how the names of classes end
 
 # Fields that change the result of families that have them, with the neutral values that do not.
@@ -208,7 +209,7 @@ def layer_windows(
 
 def _layer_types(config: Fields, layers: int) -> list[bool] | None:
     """Whether each layer slides according to `layer_types`; None if it is absent."""
-    return layer_kinds(config, layers, {"sliding_attention": True, "full_attention": False})
+    return layer_kinds(config, layers, SLIDES)
 
 
 def layer_kinds(config: Fields, layers: int, known: Mapping[Any, _T], *, name: str = "layer_types") -> list[_T] | None:

@@ -46,12 +46,12 @@ def decoder(
     `mlp(i)` makes the MLP of layer i, if it has one, by default all are `base.mlp()`. `form` is that of all layers or
     of each. `scale` multiplies what a layer adds. `ropes` are `base.rope()` if they are not given, `rope_of[i]` is the
     one of layer i; layers that are not `rotated` have none. `drafts` attends in the layer that checkpoints have after
-    the last one to draft tokens, if they have it. `norm` comes after the last layer, by default one as those of layers.
-    `options` are those of CausalLM and ModelFacts.
+    the last one to draft tokens, if they have it, by the first rope or by `rope_of[count]`. `norm` comes after the last
+    layer, by default one as those of layers. `options` are those of CausalLM and ModelFacts.
     """
     count = base.num_layers
     ropes = [base.rope()] if ropes is None else list(ropes)
-    of = [0] * count if rope_of is None else list(rope_of)
+    *of, of_draft = [0] * (count + 1) if rope_of is None else [*rope_of, 0][: count + 1]
     if rotated is not None and not all(rotated):
         ropes = ropes if any(rotated) else []
         of = [one if turned else len(ropes) for one, turned in zip(of, rotated)]
@@ -65,10 +65,10 @@ def decoder(
     ]
     of_model = {name: options.pop(name) for name in _OF_MODEL if name in options}
     model = CausalLM(base.facts(ropes, of, **options), layers, norm or base.norm, **of_model)
-    if drafts is not None and not ropes[0].depends_on_length:
+    if drafts is not None and not ropes[of_draft].depends_on_length:
         block = _mixer(drafts, 0).block
         layer = DecoderLayer(block, base.mlp() if mlp is None else mlp(count), base.hidden_size, base.norm, forms[-1])
-        model.own_head = NextTokenHead(layer, ropes[0], base.norm, model.facts)
+        model.own_head = NextTokenHead(layer, ropes[of_draft], base.norm, model.facts)
     return model
 
 

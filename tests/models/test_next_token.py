@@ -16,6 +16,7 @@ pytestmark = pytest.mark.full
 
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.nn import next_token
@@ -25,20 +26,25 @@ from tests.models import tiny
 from tests.models.drafted import always_draft, assert_logits_of_drafts, assert_same_answers, compiled
 from tests.unit.checkpoint.gguf_files import write_gguf
 
-# Recurrent layers, whose states after drafted rows are kept; mixtures, with plain and with latent attention; dense
-# layers that slide, after mixtures, with heads of two sizes and sinks.
+# Recurrent layers, whose states after drafted rows are kept, of one kind and beside latent attention; mixtures, with
+# plain and with latent attention; layers that slide, by a rope of their own; dense ones, after mixtures, with heads of
+# two sizes and sinks.
 CASES = {
     "qwen3_5_text": tiny.TinyCase("qwen3_5_text", "default", {"mtp_num_hidden_layers": 1}),
     "glm4_moe": tiny.TinyCase("glm4_moe", "default", {"num_nextn_predict_layers": 1}),
     "glm4_moe_lite": tiny.TinyCase("glm4_moe_lite", "default", {"num_nextn_predict_layers": 1}),
     "exaone_moe": tiny.TinyCase("exaone_moe", "default", {"num_nextn_predict_layers": 1}),
     "mimo_v2_flash": tiny.TinyCase("mimo_v2_flash", "default", {}),
+    "bailing_hybrid": tiny.TinyCase("bailing_hybrid", "default", {}),
+    "hy_v3": tiny.TinyCase("hy_v3", "default", {"num_nextn_predict_layers": 1}),
+    "mellum": tiny.TinyCase("mellum", "default", {}),
 }
 _NEXTN = {
     **{name: f"model.layers.3.{name}" for name in ("eh_proj", "enorm", "hnorm")},
     "norm": "model.layers.3.shared_head.norm",
     "layers.0": "model.layers.3",
 }
+_FINAL = {**_NEXTN, "norm": "model.layers.3.final_layernorm"}
 _MTP = {
     "eh_proj": "mtp.fc", "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
     "norm": "mtp.norm", "layers.0": "mtp.layers.0",
@@ -50,6 +56,7 @@ _MIMO = {
 }
 NAMES = {
     "qwen3_5_text": _MTP, "glm4_moe": _NEXTN, "glm4_moe_lite": _NEXTN, "exaone_moe": _MTP, "mimo_v2_flash": _MIMO,
+    "bailing_hybrid": _FINAL, "hy_v3": _FINAL, "mellum": _MTP,
 }  # fmt: skip
 ONE_LAYER: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"layer_types": ["full_attention"]},
@@ -57,6 +64,9 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {"mlp_layer_types": ["sparse"]},
     "exaone_moe": {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
     "mimo_v2_flash": {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
+    "bailing_hybrid": {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"], "first_k_dense_replace": 0},
+    "hy_v3": {"mlp_layer_types": ["sparse"]},
+    "mellum": {"layer_types": ["sliding_attention"], "mlp_layer_types": ["sparse"]},
 }
 
 
@@ -83,16 +93,17 @@ class Head:
 
     def tensors(self, names: dict[str, str]) -> dict[str, Any]:
         """Under the checkpoint's names."""
+        of_layer = {f"layers.0.{name}": tensor for name, tensor in self.layer.layers[0].state_dict().items()}
         parts = {"enorm": self.enorm, "hnorm": self.hnorm, "eh_proj": self.eh_proj, "norm": self.layer.norm}
-        parts["layers.0"] = self.layer.layers[0]
-        tensors = {
-            f"{names[own]}.{name}": tensor.detach().clone().contiguous()
-            for own, part in parts.items()
-            for name, tensor in part.state_dict().items()
+        tensors = {f"{name}.weight": part.weight for name, part in parts.items()}
+        tensors |= revert_weight_conversion(self.layer, of_layer)
+        owns = {name: next(own for own in names if name.startswith(f"{own}.")) for name in tensors}
+        found = {
+            names[own] + name.removeprefix(own): tensors[name].detach().clone().contiguous()
+            for name, own in owns.items()
         }
-        if names is _MIMO:
-            tensors = {published(name): tensor for name, tensor in tensors.items()}
-        return tensors
+        changed = ("post_attention", "pre_mlp") if names is _MIMO else ("", "")
+        return {name.replace(*changed): tensor for name, tensor in found.items()}
 
     def drafts(self, tokens: list[int], count: int) -> Iterator[Any]:
         """Logits [V] of the next tokens after `tokens`, greedy ones."""
@@ -108,17 +119,19 @@ class Head:
             states, text = torch.cat([states, y[None]]), [*text, int(logits[: tiny.TOKENS].argmax())]
 
 
-def published(name: str) -> str:
-    """What MiMo's files call a tensor of a layer."""
-    return name.replace("post_attention", "pre_mlp").replace(".sinks", ".attention_sink_bias")
-
-
 def add_head(checkpoint: Path, head: Head, names: dict[str, str]) -> None:
     (file,) = checkpoint.glob("*.safetensors")
     save_file({**load_file(file), **head.tensors(names)}, file, metadata={"format": "pt"})
 
 
-@pytest.fixture(scope="module", params=[*((name, False) for name in CASES), ("qwen3_5_text", True)], ids=str)
+USUAL = ("qwen3_5_text", "mimo_v2_flash", "bailing_hybrid", "mellum")
+HEADS = [
+    *(pytest.param((name, False), marks=() if name in USUAL else pytest.mark.everything) for name in CASES),
+    ("qwen3_5_text", True),
+]
+
+
+@pytest.fixture(scope="module", params=HEADS, ids=str)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Head, LoadedBundle]:
     """A head, and its checkpoint compiled; of the first quarter of the tokens, as of large vocabularies."""
     name, quarter = request.param
@@ -130,7 +143,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return head, compiled(checkpoint, None, folder / "bundle")
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "glm4_moe"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "glm4_moe", "hy_v3"])
 def test_a_gguf_file_has_it(name: str, tmp_path: Path) -> None:
     case = replace(CASES[name], overrides={**CASES[name].overrides, **ONE_ORDER.get(name, {})})
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")

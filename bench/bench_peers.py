@@ -4,6 +4,8 @@
 
     python -m bench.bench_peers --vulkan 0 --models llama-25m --runtimes llama.cpp --rows prefill-128,decode-0
 
+    python -m bench.bench_peers --goals hybrids --timeout 7200
+
 Every group of rows runs in interleaved processes (A B C A B C ...), each on a quiet machine. Read bandwidth is
 measured by `mlcpipe bench` in the same rounds.
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.build_llama_cpp import source_of
+from bench.goals import GOALS, goals_document
 from bench.prepare import RUNTIMES, Places, Subject, default_work, prepare, subject
 from bench.program import command_line, run_program
 from bench.quiet import Measured, run_measured, wait_until_quiet
@@ -34,6 +37,7 @@ from mlcpipe.host.versions import system_name
 
 _ATTEMPTS = 2
 _MODELS = ("llama-1b", "qwen2-0.5b")
+_QUANTIZATIONS = ("q4f16_1", "q8f16_1")
 _MARGIN = 0.9  # a variant this much slower than its sibling everywhere in the first round is not measured again
 _KINDS = ("prefill", "decode", "batch", "load", "memory")
 _ROWS = {
@@ -122,8 +126,12 @@ def _quietest(cells: Sequence[Cell], runner: Runner, patience: Patience) -> tupl
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything -> the document; `--output` has what is known after each group, should a later one fail."""
     effort = Effort(options.threads or core_counts()[0], options.repeats, options.decode_tokens)
-    places = Places(options.work or default_work(), options.checkpoint, options.llama_bench, options.vulkan)
     log, content = Log(), earlier(options.output)
+    if options.goals is not None:
+        content["goals"] = goals_document(options.goals)
+    asked = options.rows or [row for rows in content.get("goals", {}).values() for row in rows]
+    batches = any(row.startswith("batch") for row in asked)
+    places = Places(options.work or default_work(), options.checkpoint, options.llama_bench, options.vulkan, batches)
     subjects = [subject(model, scheme) for model in options.models for scheme in options.quantizations]
     prepared = [(what, *prepare(what, places, effort, options.runtimes)) for what in subjects]
     for what, runners, manifest in prepared:
@@ -141,7 +149,8 @@ def measure_subject(
 ) -> dict[str, Any]:
     """Every group of rows of one model and one kind of weights -> `content` and what is new."""
     patience = Patience(options.foreign, options.wait, options.timeout)
-    cells = [cell_of(row) for row in options.rows or _ROWS[what.bits].split(",")]
+    asked = content.get("goals", {}).get(what.model) or _ROWS[what.bits].split(",")
+    cells = [cell_of(row) for row in options.rows or asked]
     kv = manifest.kv_bytes_per_token
     traffic = Traffic(
         {runner.name: runner.bytes_per_token for runner in runners},
@@ -217,7 +226,7 @@ def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None)
     add(
         "--quantizations",
         type=words,
-        default=("q4f16_1", "q8f16_1"),
+        default=_QUANTIZATIONS,
         help="ours, which peers' follow by bits, or types of GGUF files",
     )
     add(
@@ -231,6 +240,15 @@ def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None)
     add_effort(parser)
     options = parser.parse_args(arguments)
     check_runtimes(options.runtimes, RUNTIMES)
+    return options
+
+
+def with_goals(options: argparse.Namespace) -> argparse.Namespace:
+    """The options, with what `--goals` stands for in place of those that were not given."""
+    if options.goals is not None:
+        options.models = tuple(GOALS[options.goals]) if options.models is _MODELS else options.models
+        options.quantizations = ("q4f16_1",) if options.quantizations is _QUANTIZATIONS else options.quantizations
+        options.runtimes = ("llama.cpp",) if options.runtimes is RUNTIMES else options.runtimes
     return options
 
 
@@ -273,8 +291,13 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--vulkan", type=int, metavar="N", help="on the Vulkan device N, not on the CPU")
     parser.add_argument("--rows", type=words, help=f"default: {_ROWS[4]}; for 8 bits {_ROWS[8]}")
+    parser.add_argument(
+        "--goals",
+        choices=GOALS,
+        help="the models and rows that have goals, in 4 bits beside llama.cpp, and which are reached",
+    )
     parser.add_argument("--output", type=Path, help="keep the JSON in this file, after each group; adds to what it has")
-    options = options_of(parser, None)
+    options = with_goals(options_of(parser, None))
     content = measure(options)
     sys.stdout.write(json.dumps(content, indent=1) + "\n" if options.json else markdown(content))
 

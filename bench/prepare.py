@@ -45,13 +45,14 @@ class Subject:
 class Places:
     """Folders and files: `work` keeps what is made; `checkpoint` and `llama_bench` are used instead of made.
 
-    `device` is the number of the Vulkan device to compare on, None for the CPU.
+    `device` is the number of the Vulkan device to compare on, None for the CPU; `batches`: llama-batched-bench is used.
     """
 
     work: Path
     checkpoint: Path | None = None
     llama_bench: Path | None = None
     device: int | None = None
+    batches: bool = False
 
 
 def default_work() -> Path:
@@ -115,9 +116,10 @@ def _llama_bench(places: Places) -> Path:
     if binary is None:
         vulkan = places.device is not None
         binary = places.work / build_name(VERSION, vulkan) / "bin" / "llama-bench"
-        if not binary.is_file():
+        wanted = [binary, *([binary.with_name("llama-batched-bench")] if places.batches else [])]
+        if not all(one.is_file() for one in wanted):
             _say("build llama.cpp")
-            build_llama_cpp(places.work, vulkan=vulkan)
+            build_llama_cpp(places.work, vulkan=vulkan, server=places.batches)
     if not binary.is_file():
         raise UsageError("--llama-bench", expected="a file", found=binary)
     return binary.resolve()

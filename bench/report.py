@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.goals import goals_table
 from bench.runners import OURS, Cell, Reading
 
 _WEIGHTS = {0: "weights of a GGUF file", 4: "4-bit weights", 8: "8-bit weights"}
@@ -143,11 +144,12 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         return comparison["model"], comparison["quantization"], cell["kind"], cell["tokens"]
 
     cells = {key(c): c for c in (*old["comparisons"], *new["comparisons"])}
-    return {"circumstances": {**old["circumstances"], **new["circumstances"]}, "comparisons": list(cells.values())}
+    circumstances = {**old["circumstances"], **new["circumstances"]}
+    return {**old, **new, "circumstances": circumstances, "comparisons": list(cells.values())}
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """A list of the circumstances, and a table for each model and kind of weights."""
+    """A list of the circumstances, a table for each model and kind of weights, and one of goals if it has any."""
     text = [f"- {name}: {value}" for name, value in content["circumstances"].items()]
     tables: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
     for comparison in content["comparisons"]:
@@ -156,6 +158,8 @@ def markdown(content: Mapping[str, Any]) -> str:
     for (model, quantization, bits), comparisons in tables.items():
         peers = list(dict.fromkeys(peer for comparison in comparisons for peer in comparison["ratios"]))
         text += ["", f"{model}, {_WEIGHTS[bits]} ({quantization}):", "", *_table(comparisons, peers)]
+    if goals := content.get("goals"):
+        text += ["", "Goals, by medians:", "", *goals_table(goals, content["comparisons"])]
     if any(not line["quiet"] for c in content["comparisons"] for line in c["lines"]):
         text += ["", "\\* no run had a quiet machine: such numbers are too low, most of all where threads spin"]
     return "\n".join(text) + "\n"

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 
 from bench import bench_peers, bench_web, report
 from bench.busy_core import fair_share, hogs
-from bench.make_checkpoint import make_checkpoint
+from bench.goals import GOALS, goals_document
+from bench.make_checkpoint import SHAPES, make_checkpoint
 from bench.prepare import Subject, subject
 from bench.quiet import Measured, run_measured
 from bench.report import Comparison, Run, Traffic, compare, document, markdown, merge
@@ -207,6 +208,31 @@ def test_rows_and_subjects_are_checked() -> None:
     assert subject("llama-1b", "Q4_K_M").bits == 0
     with pytest.raises(UsageError, match="4 or 8"):
         subject("llama-1b", "q0f32")
+
+
+def test_goals_stand_beside_what_was_reached() -> None:
+    peers = {"mlcpipe": "mlcpipe", "slow": "llama.cpp", "fast": "llama.cpp"}
+    traffic = Traffic(dict.fromkeys(peers, 10**9), dict.fromkeys(peers, 0.0), 32, 32 << 20)
+    found = []
+    for cell, ours, share in (
+        (Cell("decode", 0), 30, 0.9),
+        (Cell("decode", 4096), 30, 0.8),
+        (Cell("prefill", 512), 40, None),
+    ):
+        runs = {"mlcpipe": [_run(0, ours, share=share)], "slow": [_run(0, 10)], "fast": [_run(0, 20)]}
+        found.append(compare(("lfm2-1.2b", "q4f16_1", 4), cell, runs, peers, traffic, 0.1))
+    goals = {**document([], {}), "goals": goals_document("hybrids")}
+    text = markdown(merge(goals, document(found, {})))
+    for line in (
+        "| lfm2-1.2b | decode-0 | 90% (88%) | 1.50 (1.4) | yes |",
+        "| lfm2-1.2b | decode-4096 | 80% (88%) | 1.50 (1.4) | no |",
+        "| lfm2-1.2b | prefill-512 |  | 2.00 (2.5) | no |",
+    ):
+        assert line in text
+    assert "Goals" not in markdown(document(found, {}))
+    for rows in GOALS["hybrids"].values():
+        assert [bench_peers.cell_of(row) for row in rows]
+    assert GOALS["hybrids"].keys() <= set(SHAPES)
 
 
 @pytest.mark.parametrize(

@@ -35,17 +35,22 @@ def without_picks(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "index_topk"}
 
 
-def indexed(base: BaseConfig, config: Mapping[str, Any], *, groups: tuple[int, int], **sizes: Any) -> CausalLM:
+def indexed(
+    base: BaseConfig, config: Mapping[str, Any], *, groups: tuple[int, int], experts: int = 256, dense: int = 3,
+    width: int = 2048, **sizes: Any,
+) -> CausalLM:  # fmt: skip
     """The model without its indexers, for as many tokens as they pick; `sizes` are defaults of `latent_spec`.
 
-    `groups`: defaults of those of experts, and of the chosen ones. Raises ConfigError.
+    The family's other defaults: `groups` of experts and of the chosen ones, `experts` of a layer, `dense` layers before
+    them, and the `width` of an expert. Raises ConfigError.
     """
     fields, count = base.fields, base.num_layers
     layer_kinds(fields, count, {"indexed_attention": None})
     picked = Fields(config).integer("index_topk", PICKED)
     spec = latent_spec(base, **sizes)
-    routing = grouped_routing(fields, *expert_counts(fields, 256, 8), normalize=True, groups=groups, scale=2.5)
-    mlp = sparse_where_listed(base, routing, dense=3, shared=fields.integer("n_shared_experts", 1, low=0), width=2048)
+    routing = grouped_routing(fields, *expert_counts(fields, experts, 8), normalize=True, groups=groups, scale=2.5)
+    shared = fields.integer("n_shared_experts", 1, low=0)
+    mlp = sparse_where_listed(base, routing, dense=dense, shared=shared, width=width)
     mixers = [Mixer("self_attn", LatentAttention(spec, i)) for i in range(count)]
     model = decoder(base, mixers, mlp, bound=picked)
     for layer in model.model.layers:

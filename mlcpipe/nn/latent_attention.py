@@ -47,6 +47,8 @@ class LatentSpec:
     growth       as in AttentionSpec
     vector_scale multiplies the normalized latent vector
     gated        each head's output is multiplied by a sigmoid of its row of gate_proj
+    query_gate   outputs are multiplied by sigmoids, whose rows follow each head's queries in q_gate_proj, which is in
+                 place of q_b_proj and reads the low-rank vector of q with its norm, then without
     """
 
     hidden_size: int
@@ -62,6 +64,7 @@ class LatentSpec:
     growth: tuple[float, int, int] | None = None
     gated: bool = False
     vector_scale: float = 1.0
+    query_gate: bool = False
 
     @property
     def cached(self) -> AttentionSpec:
@@ -84,7 +87,11 @@ class LatentAttention(AttentionBlock):
         else:
             self.q_a_proj = Linear(hidden, latent.q_rank, latent.bias)
             self.q_a_layernorm = NORM(latent.q_rank)
-            self.q_b_proj = Linear(latent.q_rank, heads * size, order=order)
+            if latent.query_gate:
+                order = _halves(heads, latent.nope, latent.rope, latent.value) if latent.interleaved else None
+                self.q_gate_proj = Linear(2 * latent.q_rank, heads * (size + latent.value), order=order)
+            else:
+                self.q_b_proj = Linear(latent.q_rank, heads * size, order=order)
         order = _halves(1, latent.kv_rank, latent.rope) if latent.interleaved else None
         self.kv_a_proj_with_mqa = Linear(hidden, latent.kv_rank + latent.rope, latent.bias, order=order)
         self.kv_a_layernorm = NORM(latent.kv_rank)
@@ -100,8 +107,7 @@ class LatentAttention(AttentionBlock):
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden], cos and sin f32[m, rope / 2] -> [m, hidden]."""
         of, m = self.latent, x.shape[0]
-        q = self.q_proj(x) if of.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        q = op.reshape(q, (m, of.num_heads, of.nope + of.rope))
+        q, gate = self._queries(x)
         if of.growth:
             q = grown(q, kv.positions(m), *of.growth)
         vector, rope = op.split(self.kv_a_proj_with_mqa(x), [of.kv_rank], axis=1)
@@ -111,7 +117,21 @@ class LatentAttention(AttentionBlock):
         y = kv.attend(self.layer, self.spec, qkv)
         y = self.v_b_proj(op.reshape(y, (m, of.num_heads, of.kv_rank)))
         y = op.reshape(y, (m, of.num_heads * of.value))
+        if gate is not None:
+            y = op.multiply(y, op.sigmoid(gate))
         return self.o_proj(y if self.gate_proj is None else gated_heads(y, self.gate_proj(x), of.value))
+
+    def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x [m, hidden] -> q [m, heads, nope + rope], and with `query_gate` logits of gates [m, heads * value]."""
+        of, m, size = self.latent, x.shape[0], self.latent.nope + self.latent.rope
+        if of.q_rank is None:
+            return op.reshape(self.q_proj(x), (m, of.num_heads, size)), None
+        low = self.q_a_proj(x)
+        if not of.query_gate:
+            return op.reshape(self.q_b_proj(self.q_a_layernorm(low)), (m, of.num_heads, size)), None
+        both = self.q_gate_proj(op.concat([self.q_a_layernorm(low), low], dim=1))
+        q, gate = op.split(op.reshape(both, (m, of.num_heads, size + of.value)), [size], axis=2)
+        return q, op.reshape(gate, (m, of.num_heads * of.value))
 
 
 def _joined(
@@ -138,8 +158,9 @@ def _joined(
     return te.compute((m, int(heads) + 1, int(r) + 2 * half), element, name="latent_qkv")
 
 
-def _halves(heads: int, kept: int, rope: int) -> NDArray[np.int32]:
-    """The rows of `heads` heads of `kept` and `rope` rows, the latter in pairs, in the order of halves."""
-    rows = np.arange(heads * (kept + rope), dtype=np.int32).reshape(heads, kept + rope)
-    rows[:, kept:] = rows[:, kept:].reshape(heads, rope // 2, 2).swapaxes(1, 2).reshape(heads, rope)
+def _halves(heads: int, kept: int, rope: int, after: int = 0) -> NDArray[np.int32]:
+    """The rows of `heads` heads of `kept`, `rope` and `after` rows, those of rope in pairs, in the order of halves."""
+    size, end = kept + rope + after, kept + rope
+    rows = np.arange(heads * size, dtype=np.int32).reshape(heads, size)
+    rows[:, kept:end] = rows[:, kept:end].reshape(heads, rope // 2, 2).swapaxes(1, 2).reshape(heads, rope)
     return rows.reshape(-1)

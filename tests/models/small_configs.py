@@ -29,7 +29,7 @@ _LATENT = {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim":
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [3]},
     "bailing_hybrid": {**_LATENT, "layer_group_size": 4, "n_group": 1, "topk_group": 1, "linear_head_dim": 16},
-    **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), _LATENT),
+    **dict.fromkeys(("axk2", "deepseek_v2", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"), _LATENT),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm_moe_dsa"), {**_LATENT, "n_group": 1, "topk_group": 1}),
     "falcon_mamba": {},  # norms of hidden_size / 16 numbers
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64},

@@ -10,6 +10,14 @@ from tests.models.variants.common import LONG, SHORT, YARN, rope
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}  # as many as of queries; what is rotated
 
 OWN: Mapping[str, Mapping[str, Any]] = {
+    "axk2": {
+        **LATENT,
+        "n_group": None,
+        "topk_group": None,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "gated_norm_rank": 4,
+    },
     "deepseek_v2": {**LATENT, "n_group": 1},
     "deepseek_v3": {**LATENT, "topk_group": 1, "first_k_dense_replace": 1},
     **dict.fromkeys(

@@ -1,0 +1,56 @@
+"""A.X-K2 (SK Telecom 2026): DeepSeek V3.2 with one matrix for queries and gates of outputs, and low-rank gates of norms.
+
+Models: A.X-K2-Light (up to `index_topk` tokens, of which the indexer picks all; without groups of experts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.models.deepseek_v3 import ROUTER, read_latent_base
+from mlcpipe.models.deepseek_v32 import indexed, without_picks
+from mlcpipe.models.glm4_moe import NAMES
+from mlcpipe.nn.base_config import BaseConfig, Defaults
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.linear import Linear
+from mlcpipe.nn.moe import SparseMoE
+
+__all__ = ["NAMES", "build"]
+
+DEFAULTS = Defaults(positions=131072)
+NOPE = VALUE = 64
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for an A.X-K2 config.json. Raises ConfigError for unsupported fields."""
+    base = read_latent_base(without_picks(config), DEFAULTS, ROUTER, nope=NOPE, rope=32)
+    # Of groups it has those that are not chosen at 0, not below all others.
+    base.fields.refuse(n_group=[None, 1], topk_group=[None, 1])
+    model = indexed(
+        base, config, groups=(1, 1), experts=128, dense=1, width=512, kv_rank=128, q_rank=384, nope=NOPE, value=VALUE,
+        query_gate=True,
+    )  # fmt: skip
+    for layer in model.model.layers:
+        layer.input_layernorm = GatedNorm(base)
+        if isinstance(layer.mlp, SparseMoE):
+            layer.post_attention_layernorm = GatedNorm(base)
+    return model
+
+
+class GatedNorm(nn.Module):
+    """y * sigmoid(fc2(silu(fc1(y)))) with y = norm(x), of few numbers between the matrices."""
+
+    def __init__(self, base: BaseConfig) -> None:
+        self.norm, self.mlp = base.norm(base.hidden_size), nn.Module()
+        rank = base.fields.integer("gated_norm_rank", 16, high=4096)
+        self.mlp.fc1 = Linear(base.hidden_size, rank, quantize=False)
+        self.mlp.fc2 = Linear(rank, base.hidden_size, quantize=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        y = self.norm(x)
+        return op.multiply(y, op.sigmoid(self.mlp.fc2(op.silu(self.mlp.fc1(y)))))

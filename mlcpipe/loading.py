@@ -68,7 +68,7 @@ def load(
         context_shift: answer beyond the context; see `Engine`.
         draft: how next tokens are guessed; see `Engine`. None is "off" without a draft model or head.
         draft_model: a smaller model with the same tokens that drafts, named as `model` is.
-        draft_head: folder or `hf://` name of an EAGLE-3 head or Medusa heads, which the checkpoint is compiled with.
+        draft_head: folder or `hf://` name of an EAGLE-3 head, Medusa heads or a Gemma 4 assistant, to compile with.
         mmproj: the file with the tower of a GGUF model that sees; None is the one beside the model that fits, "none"
             the text alone.
         stages: layers on each of several devices; None is as many as fit on the fastest, the rest on the others.

@@ -23,7 +23,15 @@ from mlcpipe.bundle.manifest import (
     write_manifest,
 )
 from mlcpipe.bundle.mlc_config import MLC_CONFIG, mlc_chat_config
-from mlcpipe.bundle.model_info import AdaptedInfo, EagleInfo, EmbeddingInfo, ModelInfo, SpeechInfo, VisionInfo
+from mlcpipe.bundle.model_info import (
+    AdaptedInfo,
+    AssistantInfo,
+    EagleInfo,
+    EmbeddingInfo,
+    ModelInfo,
+    SpeechInfo,
+    VisionInfo,
+)
 from mlcpipe.bundle.params_reader import Params, open_params, to_tvm
 from mlcpipe.bundle.params_writer import ParamsWriter
 from mlcpipe.bundle.states import State
@@ -35,6 +43,7 @@ __all__ = [
     "MLC_CONFIG",
     "AdaptedInfo",
     "ConvTemplate",
+    "AssistantInfo",
     "EagleInfo",
     "EmbeddingInfo",
     "FileInfo",

@@ -109,8 +109,10 @@ def _units(states: Sequence[State], chunk: int, max_batch: int, context: int, to
 
 
 def draft_head_bytes(model: ModelInfo, kv_tokens: int) -> int:
-    """What a draft head of one layer takes: pages for so many tokens, the rows that steps keep for it, its logits."""
+    """What a draft head of layers takes: pages for so many tokens, the rows that steps keep for it, its logits."""
     head = model.eagle
+    if model.assistant is not None:
+        return 4 * model.max_batch * (model.hidden_size + model.assistant.width + model.vocab_size)
     if head is None:
         return 0
     numbers = head.kept * (model.max_batch + model.prefill_chunk) + model.max_batch * model.vocab_size

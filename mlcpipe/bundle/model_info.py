@@ -60,6 +60,12 @@ class EagleInfo(Frozen):
     kept: Positive = Field(description="numbers of a row that the model's forwards keep for it")
 
 
+class AssistantInfo(Frozen):
+    """A Gemma 4 assistant: the function draft_from over the model's own pages."""
+
+    width: Positive = Field(description="numbers of a row that it continues from")
+
+
 class VisionInfo(Frozen):
     """A tower: functions encode_picture, over pages of its own layers, and prefill_pictures. A row has the numbers of
     a text's hidden state, or of several, of which the others are added after the text's first layers.
@@ -203,6 +209,7 @@ class ModelInfo(Frozen):
         default=0, description="functions draft_head_I: each guesses one more of the tokens after the next"
     )
     eagle: EagleInfo | None = None
+    assistant: AssistantInfo | None = None
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
     vision: VisionInfo | None = Field(default=None, description="of models that see pictures")
     diffusion: DiffusionInfo | None = Field(default=None, description="of models that denoise blocks")
@@ -212,3 +219,8 @@ class ModelInfo(Frozen):
         description="parameters of which functions take the rows of their tokens alone, row 0 for tokens beyond them",
     )
     stage: StageInfo | None = Field(default=None, description="of a part of a bundle in stages")
+
+    @property
+    def has_draft_head(self) -> bool:
+        """Whether something in the bundle drafts for the model."""
+        return bool(self.draft_heads) or self.eagle is not None or self.assistant is not None

@@ -157,7 +157,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
         *([("embeddings", _embedding(model.embedding))] if model.embedding else []),
         *([("speech", _speech(model.speech))] if model.speech else []),
-        *([("draft head", _draft_head(model))] if model.draft_heads or model.eagle else []),
+        *([("draft head", _draft_head(model))] if model.has_draft_head else []),
         ("target", f"{target.name}: {target.triple}"),
         ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
                     f"{manifest.linker.version}, {manifest.created}"),
@@ -187,6 +187,8 @@ def _embedding(info: EmbeddingInfo) -> str:
 
 def _draft_head(model: ModelInfo) -> str:
     """The draft head for the server."""
+    if model.assistant is not None:
+        return "an assistant, which reads the model's KV cache"
     if model.eagle is None:
         return f"{model.draft_heads} Medusa heads"
     return f"one layer, {byte_size(model.eagle.page_bytes // PAGE)} of KV cache a token"

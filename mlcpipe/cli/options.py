@@ -130,8 +130,9 @@ DraftHeadOption = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="An EAGLE-3 head or Medusa heads that were trained for the model: they draft its answers when that is "
-        "faster; answers do not change. A checkpoint that has a layer for this needs none; `none` leaves that out.",
+        help="An EAGLE-3 head, Medusa heads or an assistant of Gemma 4, made for the model: they draft its answers "
+        "when that is faster; answers do not change. A checkpoint that has a layer for this needs none; `none` leaves "
+        "that out.",
     ),
 ]
 MmprojOption = Annotated[

@@ -72,7 +72,7 @@ def quality_command(
     requirements = parse_requirements(require)
     manifest = read_manifest(bundle)
     with console_progress(stderr_console(), lasting=False) as progress:
-        drafts = manifest.model.draft_heads or manifest.model.eagle  # their files count in the hash
+        drafts = manifest.model.has_draft_head  # its files count in the hash
         own = None if other_reference or drafts else manifest.checkpoint_hash
         exact = prepare_reference(reference, manifest.memory_plan.weights_bytes, progress, own)
         asked = QualityOptions(bundle, exact, text or OWN_TEXT, tokens, decode_tokens, threads, engine_device(device))

@@ -89,8 +89,8 @@ def compile(
         kv_cache_dtype: f32, f16, q8 (int8 with a scale for each 32 numbers) or q4 (4 bits, of rotated heads); auto is
             the target's choice, else the quantization's dtype.
         adapters: the bundle can run with LoRA adapters, chosen at run time.
-        draft_head: a folder with an EAGLE-3 head or Medusa heads for the model, or `hf://org/name`: answers are drafted
-            with them; `none` leaves out the layer that drafts in the checkpoint itself.
+        draft_head: a folder with an EAGLE-3 head, Medusa heads or an assistant of Gemma 4, or `hf://org/name`, by which
+            answers are drafted; `none` leaves out the layer that drafts in the checkpoint itself.
         mmproj: the file with the tower of a GGUF model that sees, instead of the one beside it; `none` for the text
             alone.
         stages: numbers of layers: the first so many run on one device, the next on another. `target` names one target

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mlcpipe.bundle import EagleInfo
-from mlcpipe.checkpoint.draft_heads import DraftHead, EagleHead, MedusaHeads, OwnHead
+from mlcpipe.bundle import AssistantInfo, EagleInfo
+from mlcpipe.checkpoint.draft_heads import AssistantHead, DraftHead, EagleHead, MedusaHeads, OwnHead
+from mlcpipe.models.gemma4_text import build_assistant
 from mlcpipe.models.llama import DEFAULTS
-from mlcpipe.nn import draft_head, eagle, medusa
+from mlcpipe.nn import assistant, draft_head, eagle, medusa
 from mlcpipe.nn.base_config import read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
@@ -23,6 +24,10 @@ def build_draft_head(head: DraftHead, model: CausalLM) -> draft_head.DraftHead |
         return model.own_head
     if isinstance(head, MedusaHeads):
         return medusa.MedusaHeads(facts.hidden_size, facts.vocab_size, head.heads, head.blocks)
+    if isinstance(head, AssistantHead):
+        known = head.clusters
+        clusters = None if known is None else assistant.Clusters(known, head.centroids, head.chosen)
+        return build_from(head.config, lambda config: build_assistant(config, model, clusters))
     assert isinstance(head, EagleHead)
     config = {name: value for name, value in head.config.items() if name not in ("architectures", "layer_types")}
     base = build_from(config | {"vocab_size": facts.vocab_size}, lambda fields: read_base(fields, DEFAULTS))
@@ -39,3 +44,9 @@ def eagle_info(model: LanguageModel) -> EagleInfo | None:
         return None
     (state,) = head.states(model)
     return EagleInfo(hidden_size=head.hidden_size, page_bytes=state.unit_bytes, kept=head.kept_size(model))
+
+
+def assistant_info(model: LanguageModel) -> AssistantInfo | None:
+    """The shape of a model's assistant, if it has one."""
+    head = model.draft_head if isinstance(model, CausalLM) else None
+    return AssistantInfo(width=head.width) if isinstance(head, assistant.AssistantHead) else None

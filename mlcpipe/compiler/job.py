@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlcpipe.bundle import EagleInfo, EmbeddingInfo, SpeechInfo, State, VisionInfo
+from mlcpipe.bundle import AssistantInfo, EagleInfo, EmbeddingInfo, SpeechInfo, State, VisionInfo
 from mlcpipe.bundle.model_info import StageInfo
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.text_tower import with_pictures
-from mlcpipe.compiler.draft_heads import eagle_info
+from mlcpipe.compiler.draft_heads import assistant_info, eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
 from mlcpipe.compiler.export import (
     context_length,
@@ -68,6 +68,7 @@ class Job:
     speech: SpeechInfo | None = None
     library: str = "model"
     stage: StageInfo | None = None
+    assistant: AssistantInfo | None = None
 
     @property
     def target(self) -> Target:
@@ -149,6 +150,7 @@ def lower(
         tuple(model.states()), attention_bytes(model, chunk), embedding, eagle_info(model), vision_info(model),
         stage=stage_info(model),
         speech=speech_info(model, tokenizer, checkpoint),
+        assistant=assistant_info(model),
     )  # fmt: skip
 
 

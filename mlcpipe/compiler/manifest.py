@@ -138,6 +138,7 @@ def model_info(job: Job) -> ModelInfo:
         ),
         draft_heads=getattr(job.checkpoint.draft_head, "heads", 0),
         eagle=job.eagle,
+        assistant=job.assistant,
         embedding=job.embedding,
         vision=job.vision,
         diffusion=f.diffusion,

@@ -18,6 +18,7 @@ from mlcpipe.models.gemma2 import GGUF_NAMES as GEMMA_NAMES
 from mlcpipe.models.gemma2 import embedding_scale
 from mlcpipe.models.gemma3n_text import reads_of
 from mlcpipe.nn import per_layer
+from mlcpipe.nn.assistant import AssistantHead, Clusters
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.attention_spec import AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, read_base
@@ -26,6 +27,7 @@ from mlcpipe.nn.config import Fields, layer_windows
 from mlcpipe.nn.decoder_layer import SANDWICH_NORM, DecoderLayer
 from mlcpipe.nn.gguf import GgufFamily, GgufFile, by_layer, read_experts, read_windows
 from mlcpipe.nn.kv_cache import PagedKVCache
+from mlcpipe.nn.language_model import blocks_of
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.moe import Routing, SparseMoE, expert_counts, route
 from mlcpipe.nn.names import CheckpointNames
@@ -58,10 +60,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         config, DEFAULTS, use_bidirectional_attention=[None, "vision"], rope_scaling=[None], mlp_bias=[None, False]
     )
     fields, layers, hidden = base.fields, base.num_layers, base.hidden_size
-    windows = list(
-        layer_windows(fields, fields.integer("sliding_window", 512), [(i + 1) % 6 != 0 for i in range(layers)])
-    )
-    windows[-1] = None
+    windows = _windows(base)
     size = fields.integer("hidden_size_per_layer_input", 256, low=0)
     reads = reads_of(base, windows)
     specs = attentions(base, windows, reads)
@@ -88,7 +87,48 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return CausalLM(facts, [layer(i) for i in range(layers)], base.norm, per_layer=inputs)
 
 
+def build_assistant(config: Mapping[str, Any], model: CausalLM, clusters: Clusters | None) -> AssistantHead:
+    """The assistant of a Gemma 4 model whose `text_config` is given. Raises ConfigError for another model's."""
+    base = read_base(
+        config, DEFAULTS, use_bidirectional_attention=[None, "vision"], rope_scaling=[None], mlp_bias=[None, False],
+        enable_moe_block=[None, False], use_double_wide_mlp=[None, False], hidden_size_per_layer_input=[0],
+    )  # fmt: skip
+    fields, target = base.fields, model.facts
+    fields.refuse(num_kv_shared_layers=[None, 0, base.num_layers])
+    kept = {block.spec.window: block for block in blocks_of(model.model, Attention) if not block.reads_another}
+    windows = _windows(base)
+    if target.model_type != "gemma4_text" or any(window not in kept for window in windows):
+        raise ConfigError(
+            "an assistant of a Gemma 4 model", where=fields.where, expected="one with layers of each of its kinds",
+            found=f"{target.model_type} with windows of {sorted(one or 0 for one in kept)}",
+        )  # fmt: skip
+    specs = _specs(base, windows, [kept[window].layer for window in windows])
+    _check_read(fields, [(spec, kept[window].spec) for spec, window in zip(specs, windows)])
+    # A window ends at the last token, which has no keys yet.
+    specs = [spec if spec.window is None else replace(spec, window=spec.window - 1) for spec in specs]
+    ropes, rope_of = _ropes(base, specs)
+    layers = [
+        Gemma4Layer(Attention(spec, i), base.mlp(), base.hidden_size, base.norm, SANDWICH_NORM)
+        for i, spec in enumerate(specs)
+    ]
+    sizes = base.hidden_size, target.hidden_size, target.vocab_size
+    return AssistantHead(layers, ropes, rope_of, base.norm, *sizes, clusters)
+
+
+def _windows(base: BaseConfig) -> list[int | None]:
+    """The window of each layer; the last one has none."""
+    window, count = base.fields.integer("sliding_window", 512, low=2), base.num_layers
+    return [*layer_windows(base.fields, window, [(i + 1) % 6 != 0 for i in range(count)])[:-1], None]
+
+
 def attentions(base: BaseConfig, windows: Sequence[int | None], reads: Sequence[int | None]) -> list[AttentionSpec]:
+    """The attention of each layer, which may read the keys of one before."""
+    specs = _specs(base, windows, reads)
+    _check_read(base.fields, [(spec, specs[spec.reads]) for spec in specs if spec.reads is not None])
+    return specs
+
+
+def _specs(base: BaseConfig, windows: Sequence[int | None], reads: Sequence[int | None]) -> list[AttentionSpec]:
     """The attention of each layer: full ones have heads of their own width and number, by either way to say so."""
     fields = base.fields
     bias, same = fields.flag("attention_bias", False), fields.flag("attention_k_eq_v", False)
@@ -102,22 +142,24 @@ def attentions(base: BaseConfig, windows: Sequence[int | None], reads: Sequence[
             return {} if window else wide
         return stated[i]
 
-    specs = [
+    return [
         base.attention(
             window=window, reads=reads[i], norm="head", value_norm=True, scale=1.0, qkv_bias=bias, o_bias=bias,
             keys_as_values=same and window is None, **sizes(i, window),
         )
         for i, window in enumerate(windows)
     ]  # fmt: skip
-    for spec in specs:
-        read = spec if spec.reads is None else specs[spec.reads]
+
+
+def _check_read(fields: Fields, pairs: Sequence[tuple[AttentionSpec, AttentionSpec]]) -> None:
+    """Raises ConfigError where heads differ from those of the layer whose keys they read."""
+    for spec, read in pairs:
         if (spec.head_dim, spec.num_kv_heads) != (read.head_dim, read.num_kv_heads):
             raise ConfigError(
                 "field num_kv_shared_layers", where=fields.where,
                 expected="layers with heads like those of the one whose keys they read",
                 found=f"{spec.num_kv_heads} of {spec.head_dim}, {read.num_kv_heads} of {read.head_dim}",
             )  # fmt: skip
-    return specs
 
 
 def _stated_sizes(base: BaseConfig) -> list[dict[str, int]] | None:

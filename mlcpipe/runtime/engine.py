@@ -84,7 +84,7 @@ class Engine:
             check_shiftable(loaded.context_length)
         if draft not in (None, "lookup", "off") or (draft == "off" and draft_model is not None):
             raise UsageError("draft", expected="lookup, or off without a draft model", found=repr(draft))
-        heads = loaded.manifest.model.eagle is not None or loaded.manifest.model.draft_heads
+        heads = loaded.manifest.model.has_draft_head
         drafts = (draft or ("off" if draft_model is None and not heads else "lookup")) == "lookup"
         how = loaded.manifest.model.diffusion
         check_options(how, context_shift=context_shift, drafts=draft == "lookup" or draft_model is not None)

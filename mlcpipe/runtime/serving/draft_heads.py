@@ -8,6 +8,7 @@ EAGLE-3 head is at hand: those draft better.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -20,29 +21,27 @@ from mlcpipe.runtime.serving.draft_model import DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.sequence import Sequence
 
 
-class DraftHeads(DraftSource):
-    """The heads of the bundle of `core`, whose steps keep hidden rows for them from now on."""
-
-    name = "the draft heads"
+class RowDrafts(DraftSource):
+    """What drafts from the hidden rows that decode steps of the bundle of `core` keep from now on."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(CostModel())
-        self.most = core.bundle.manifest.model.draft_heads
-        self._core, self._sampler = core, Sampler(core.bundle)
-        model, device = core.bundle.manifest.model, core.bundle.device
+        self._core, self._device, self._sampler = core, core.bundle.device, Sampler(core.bundle)
+        model = core.bundle.manifest.model
         core.executor.keep_hidden(model.hidden_size)
-        with device.errors():
-            self._heads = [core.bundle.library.vm[f"draft_head_{head}"] for head in range(self.most)]
-            self._logits = tvm_runtime.empty((model.max_batch, model.vocab_size), "float32", device.handle)
+        with self._device.errors():
+            self._logits = tvm_runtime.empty((model.max_batch, model.vocab_size), "float32", self._device.handle)
 
-    def logits(self, head: int, rows: Any) -> Any:
-        """Logits f32[r, V] of a head for rows i32[r] of the kept ones, valid until the next call."""
-        logits = tvm_runtime.view(self._logits, (rows.shape[0], self._logits.shape[1]))
-        self._heads[head](self._core.executor.hidden, rows, logits, self._core.bundle.params)
-        return logits
+    @abstractmethod
+    def _begin(self, ready: list[tuple[Sequence, int]]) -> None:
+        """Prepare drafts of these answers, with the kept row that the last token of each was sampled from."""
 
-    def _load(self, rows: int, keys: int) -> Load:
-        return Load(decode=rows)
+    @abstractmethod
+    def _guess(self, at: int, drafts: list[list[int]]) -> Any:
+        """Logits f32[d, V] after the last tokens and `at` drafted ones of each, valid until the next call."""
+
+    def _logits_of(self, rows: int) -> Any:
+        return tvm_runtime.view(self._logits, (rows, self._logits.shape[1]))
 
     def _draft(self, pairs: list[tuple[Sequence, ModelDrafter]], length: int) -> None:
         context = self._core.scheduler.limits.context
@@ -54,17 +53,17 @@ class DraftHeads(DraftSource):
         if not ready:
             return
         self._rounds += 1
-        device, began = self._core.bundle.device, time.perf_counter()
-        drafts: list[list[int]] = [[] for _ in ready]
-        with device.errors():
-            rows = device.tensor(np.array([row for *_, row in ready], np.int32))
-            for head in range(length):
+        began, drafts = time.perf_counter(), [[] for _ in ready]  # type: tuple[float, list[list[int]]]
+        with self._device.errors():
+            self._begin([(one, row) for one, _, row in ready])
+            for at in range(length):
                 settings = [drafter.row.after(draft) for (_, drafter, _), draft in zip(ready, drafts)]
-                self._sampler.prepare(settings, [one.dropped + len(one.tokens) + head for one, *_ in ready])
-                drawn = self._sampler.sample(self.logits(head, rows))
-                for draft, token in zip(drafts, tvm_runtime.array(device.read(drawn)).tolist()):
+                self._sampler.prepare(settings, [one.dropped + len(one.tokens) + at for one, *_ in ready])
+                drawn = self._sampler.sample(self._guess(at, drafts))
+                for draft, token in zip(drafts, tvm_runtime.array(self._device.read(drawn)).tolist()):
                     draft.append(max(token, 0))
-        self._cost.observe(Load(decode=len(ready)), (time.perf_counter() - began) / length)
+        load = self._load(len(ready), sum(len(one.tokens) for one, *_ in ready))
+        self._cost.observe(load, (time.perf_counter() - began) / length)
         for (one, drafter, _), draft in zip(ready, drafts):
             drafter.hold(draft, len(one.tokens))
 
@@ -73,3 +72,30 @@ class DraftHeads(DraftSource):
         rows = self._core.executor.hidden_rows.get(one)
         at = -1 if rows is None else len(one.tokens) - 2 - rows.position
         return rows.row + at if rows is not None and 0 <= at < rows.size else None
+
+
+class DraftHeads(RowDrafts):
+    """The Medusa heads of the bundle of `core`."""
+
+    name = "the draft heads"
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.most = core.bundle.manifest.model.draft_heads
+        with self._device.errors():
+            self._heads = [core.bundle.library.vm[f"draft_head_{head}"] for head in range(self.most)]
+
+    def logits(self, head: int, rows: Any) -> Any:
+        """Logits f32[r, V] of a head for rows i32[r] of the kept ones, valid until the next call."""
+        logits = self._logits_of(rows.shape[0])
+        self._heads[head](self._core.executor.hidden, rows, logits, self._core.bundle.params)
+        return logits
+
+    def _load(self, rows: int, keys: int) -> Load:
+        return Load(decode=rows)
+
+    def _begin(self, ready: list[tuple[Sequence, int]]) -> None:
+        self._rows = self._device.tensor(np.array([row for _, row in ready], np.int32))
+
+    def _guess(self, at: int, drafts: list[list[int]]) -> Any:
+        return self.logits(at, self._rows)

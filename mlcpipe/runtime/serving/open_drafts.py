@@ -8,6 +8,7 @@ from mlcpipe.bundle import read_manifest
 from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
+from mlcpipe.runtime.serving.assistant import AssistantDraft
 from mlcpipe.runtime.serving.core import Core
 from mlcpipe.runtime.serving.draft_heads import DraftHeads
 from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, check_pair
@@ -42,4 +43,6 @@ def draft_source(core: Core, draft_model: LoadedBundle | None, kv_tokens: int, s
         return DraftModel(draft_model, kv_tokens, sequences)
     if model.draft_heads:
         return DraftHeads(core)
+    if model.assistant is not None:
+        return AssistantDraft(core)
     return None if model.eagle is None else EagleDraft(core, kv_tokens)

@@ -1,4 +1,4 @@
-"""A.X-K2 (SK Telecom 2026): DeepSeek V3.2 with one matrix for queries and gates of outputs, and low-rank gates of norms.
+"""A.X-K2 (SK Telecom 2026): DeepSeek V3.2 with one matrix for queries and gates of outputs, low-rank gates of norms.
 
 Models: A.X-K2-Light (up to `index_topk` tokens, of which the indexer picks all; without groups of experts).
 """

@@ -6,6 +6,7 @@ Models: A.X-K2-Light (up to `index_topk` tokens, of which the indexer picks all;
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tvm.relax.frontend import nn
@@ -13,15 +14,23 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.models.deepseek_v3 import ROUTER, read_latent_base
 from mlcpipe.models.deepseek_v32 import indexed, without_picks
-from mlcpipe.models.glm4_moe import NAMES
+from mlcpipe.models.glm4_moe import NAMES as GLM4_MOE
 from mlcpipe.nn.base_config import BaseConfig, Defaults
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.moe import SparseMoE
 
-__all__ = ["NAMES", "build"]
-
 DEFAULTS = Defaults(positions=131072)
+NAMES = replace(
+    GLM4_MOE,
+    layer={
+        **GLM4_MOE.layer,
+        "self_attn.q_gate_proj": "self_attn.q_b_proj",
+        **{
+            f"{of}_layernorm.{x}": f"{of}_layernorm.W_{x}" for of in ("input", "post_attention") for x in ("down", "up")
+        },
+    },
+)
 NOPE = VALUE = 64
 
 
@@ -42,15 +51,15 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 class GatedNorm(nn.Module):
-    """y * sigmoid(fc2(silu(fc1(y)))) with y = norm(x), of few numbers between the matrices."""
+    """y * sigmoid(up(silu(down(y)))) with y = norm(x)."""
 
     def __init__(self, base: BaseConfig) -> None:
-        self.norm, self.mlp = base.norm(base.hidden_size), nn.Module()
         rank = base.fields.integer("gated_norm_rank", 16, high=4096)
-        self.mlp.fc1 = Linear(base.hidden_size, rank, quantize=False)
-        self.mlp.fc2 = Linear(rank, base.hidden_size, quantize=False)
+        self.norm = base.norm(base.hidden_size)
+        self.down = Linear(base.hidden_size, rank, quantize=False)
+        self.up = Linear(rank, base.hidden_size, quantize=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         y = self.norm(x)
-        return op.multiply(y, op.sigmoid(self.mlp.fc2(op.silu(self.mlp.fc1(y)))))
+        return op.multiply(y, op.sigmoid(self.up(op.silu(self.down(y)))))

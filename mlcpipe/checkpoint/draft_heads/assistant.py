@@ -53,9 +53,9 @@ def read_assistant(files: HeadFiles, checkpoint: Checkpoint) -> AssistantHead | 
         ("backbone_hidden_size", "hidden_size", outer.get("backbone_hidden_size", 1536)),
         ("vocab_size", "vocab_size", config.get("vocab_size")),
     ):
-        if (expected := checkpoint.config.get(own)) != value:
+        if (known := checkpoint.config.get(own)) != value:
             raise ConfigError(
-                f"field {name}", where=where, expected=f"{expected}, the model's {own}", found=shown(value),
+                f"field {name}", where=where, expected=f"{known}, the model's {own}", found=shown(value),
                 next_step="take the assistant that was made for this model",
             )  # fmt: skip
     tensors = {name.removeprefix("model."): tensor for name, tensor in files.tensors.items()}

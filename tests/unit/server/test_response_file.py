@@ -201,6 +201,25 @@ def test_a_file_in_use_delays_nothing_else_and_answers_come(path: Path, opened: 
     other.close()
 
 
+def test_two_clients_that_cancel_get_one_end(path: Path, opened: Callable[..., ResponseFile]) -> None:
+    """Which is being stored when the second one comes."""
+    store, other = opened(), sqlite3.connect(path, isolation_level=None)
+
+    async def cancelled(client: httpx2.AsyncClient) -> list[Any]:
+        name = (await client.post(PATH, json={"input": "a", "background": True})).json()["id"]
+        other.execute("BEGIN IMMEDIATE")
+        both = [asyncio.ensure_future(client.post(f"{PATH}/{name}/cancel")) for _ in range(2)]
+        for _ in range(20):
+            await client.get("/health")
+        assert not any(one.done() for one in both)
+        other.execute("COMMIT")
+        return [*(await asyncio.gather(*both)), store._at_once(lambda each: each.get("", name)).response]
+
+    one, two, kept = with_client(FakeEngine(ends=False), cancelled, store=store)
+    assert one.json()["status"] == two.json()["status"] == kept["status"] == "cancelled"
+    other.close()
+
+
 def test_what_fails_later_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer comes all the same, and says that it is not stored."""
     monkeypatch.setattr(response_file, "BUSY_S", 0.01)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, ParamSpec, TypeVar
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -18,6 +19,15 @@ from tir_schedules.sampling import Signature
 
 Buffer = Any  # tvm.tirx.Buffer: indexing one gives an expression
 Expr = Any  # tvm.tirx.PrimExpr, or an int
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_KEPT = 64
+
+
+def kept(make: Callable[P, T]) -> Callable[P, T]:
+    """Keep some of the functions that `make` made: layers share them, and a process may compile many models."""
+    return lru_cache(_KEPT)(make)
 
 
 @dataclass(frozen=True)

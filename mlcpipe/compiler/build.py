@@ -100,20 +100,25 @@ def build_for_device(
     for part in parts:
         mod.update(part.of_hosts)
         mod.update(part.internal)
+    internal = frozenset(gv.name_hint for part in parts for gv in part.internal.get_global_vars())
     mod = mod.with_attr("system_lib_prefix", "") if registered else mod
     kernels = KernelModule(mod, lowered.tvm_target, lowered.name, lowered.dump)
-    library = _or_compile_error(lowered, lambda: build_kernels(kernels, kernel_phase))
+    library = _or_compile_error(lowered, lambda: build_kernels(kernels, kernel_phase, internal))
     return _executable(builder, lowered, [library, *extra_modules])
 
 
-def build_kernels(kernels: KernelModule, kernel_phase: Phase = SHADERS) -> Any:
+def build_kernels(kernels: KernelModule, kernel_phase: Phase = SHADERS, internal: frozenset[str] = frozenset()) -> Any:
     """Compile kernels to a module of host code that launches them and imports their module. The target needs a host.
 
     `kernel_phase` is SHADERS, or SOURCES for kernels that a compiler with its own optimizations takes as source.
+    `internal` are functions that the VM's own code alone calls, as in `Kernels`.
     """
     lowered = run(kernels, DEVICE)
     host, devices = split_host_device_mods(lowered.mod)
     shaders = {target: run(lowered.with_mod(mod), kernel_phase).mod for target, mod in devices.items()}
+    unchecked = tvm.IRModule({gv: func for gv, func in host.functions.items() if gv.name_hint in internal})
+    if len(unchecked.functions):
+        host.update(run(lowered.with_mod(unchecked), UNCHECKED).mod)
     host = run(lowered.with_mod(host), HOST).mod
     began = time.perf_counter()
     built = tir_to_runtime(host, shaders, kernels.tvm_target.host)
@@ -343,13 +348,13 @@ def _or_compile_error(state: Lowering, work: Callable[[], Any]) -> Any:
 def generated_source(executable: Any, **formats: str) -> str:
     """Assembly of an executable that `build` or `build_for_device` made.
 
-    `formats` adds modules of other kinds: kind -> the format argument of `inspect_source`.
+    `formats` adds modules of other kinds: kind -> the format argument of `inspect_source`; llvm="" leaves assembly out.
     """
     formats = {"llvm": "asm", **formats}
     modules, sources = [executable.mod], []
     while modules:
         module = modules.pop()
         modules.extend(module.imports)
-        if module.kind in formats:
+        if formats.get(module.kind):
             sources.append(str(module.inspect_source(formats[module.kind])))
     return "\n".join(sources)

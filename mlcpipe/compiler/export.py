@@ -22,6 +22,7 @@ from mlcpipe.models import build_model
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.entry_points import entry_points
 from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.module_builder import exported
 from mlcpipe.nn.speech_model import SpeechModel
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes.lowering import Lowering
@@ -226,7 +227,7 @@ def export(
     `variant` None is the target's best. Ids in the ranges [begin, end) of `no_tokens` are never drawn, nor is a mask.
     """
     vocab = model.facts.vocab_size
-    mod, params = model.export_tvm(spec=entry_points(model, target.own_pages))
+    mod, params = exported(model, entry_points(model, target.own_pages))
     rows = min(chunk, max(MAX_BATCH, LOGITS_BYTES // (4 * vocab)))
     if isinstance(model, TextEncoder):
         rows = chunk

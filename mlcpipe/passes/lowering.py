@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.relax.expr import _update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from mlcpipe.nn.module_builder import ModuleBuilder
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
@@ -220,7 +221,7 @@ def rebuild(
     functions = model_functions(state.mod)
     names = {gv.name_hint for gv, _ in functions}
     rest = {gv: f for gv, f in state.mod.functions.items() if gv.name_hint not in names}
-    bb = relax.BlockBuilder(tvm.IRModule(rest))
+    bb = ModuleBuilder(tvm.IRModule(rest))
     for gv, func in functions:
         count = int(func.attrs["num_input"])
         old = weight_params(func)

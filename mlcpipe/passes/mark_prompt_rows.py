@@ -30,7 +30,7 @@ def mark_prompt_rows(state: Lowering) -> Lowering:
 
     Kernels over TVM's cache choose by the number of rows.
     """
-    kernels = state.target.kernels
+    kernels, marked = state.target.kernels, dict[tuple[str, str], tirx.PrimFunc]()
     if not state.target.own_pages:
         return state
 
@@ -42,9 +42,11 @@ def mark_prompt_rows(state: Lowering) -> Lowering:
         rows = "many" if _has_prompt_tokens(args[0].ty.shape[0]) else "few"
         if (kernels, rows) == ("cpu", "few"):
             return None
-        func = with_facts(work.bb.get()[value.args[0]], rows=rows)
+        known = value.args[0].name_hint, rows
+        if known not in marked:
+            marked[known] = with_facts(work.bb.get()[value.args[0]], rows=rows)
         outputs = list(value.ty.fields) if isinstance(value.ty, relax.TupleType) else value.ty
-        return work.call_tir(func, f"{op.kind}_{rows}", args, outputs)
+        return work.call_tir(marked[known], f"{op.kind}_{rows}", args, outputs)
 
     return rebuild(state, replacement)
 

@@ -7,7 +7,7 @@ This is the only place that orders passes. The compiler runs these phases and co
     SCHEDULE                  for each variant: a schedule for every kernel; calls stay the same
     VM                        model functions to bytecode of TVM's virtual machine
     LLVM [UNCHECKED]          scheduled kernels for a CPU
-    DEVICE, then HOST and SHADERS    scheduled kernels for a GPU: split into launching and launched code;
+    DEVICE, then [UNCHECKED] HOST and SHADERS    scheduled kernels for a GPU: split into launching and launched code;
                                      SOURCES replaces SHADERS where a compiler takes the launched code as source
 
 Only the driver check (`compiler/driver_check.py`) uses TVM's schedules, which need TVM's pipeline.

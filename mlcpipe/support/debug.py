@@ -6,14 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 
-from mlcpipe.support.env import env
+from mlcpipe.support.env import debug_level
 
 TIMINGS, RULES, IR, SOURCE = 1, 2, 3, 4
 
 
 def show(level: int, text: Callable[[], str]) -> None:
     """Write `text()` to stderr if MLCPIPE_DEBUG is at least `level`; otherwise do not compute it."""
-    if env().debug >= level:
+    if debug_level() >= level:
         sys.stderr.write(text().rstrip() + "\n")
 
 

@@ -65,6 +65,11 @@ class Env:
         return self.cache / name if self.cache else None
 
 
+def debug_level() -> int:
+    """`Env.debug` alone, which each pass of each kernel asks for. Raises UsageError on a bad value."""
+    return _integer("MLCPIPE_DEBUG", low=0, high=4) or 0
+
+
 def env() -> Env:
     """Read the environment on each call, so that tests and hosts can change it. Raises UsageError on a bad value."""
     cache = os.environ.get("MLCPIPE_CACHE", "")
@@ -72,7 +77,7 @@ def env() -> Env:
     dump = os.environ.get("MLCPIPE_DUMP", "")
     ollama = os.environ.get("OLLAMA_MODELS", "")
     return Env(
-        debug=_integer("MLCPIPE_DEBUG", low=0, high=4) or 0,
+        debug=debug_level(),
         dump=expanded(dump) if dump else None,
         cache=expanded(cache) if cache else _of_user("user_cache_path"),
         config=expanded(config) if config else _of_user("user_config_path"),

@@ -7,12 +7,11 @@ One token streams the weights of its experts once, all rows and columns in paral
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Buffer, Expr, Tensor, add, function, put
+from tir_schedules.builder import Buffer, Expr, Tensor, add, function, kept, put
 from tir_schedules.cpu.expert_matmul import Experts, experts_of
 from tir_schedules.cpu.int8_activations import Groups, alloc_panels, quantize_group
 from tir_schedules.cpu.int8_dot import Dot, Weight
@@ -38,7 +37,7 @@ def int8_expert_matmul(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
     return _kernel(w, dot, tiles_of(knobs), experts_of(op))
 
 
-@cache
+@kept
 def _kernel(w: Packed, dot: Dot, tiles: FewTiles, experts: Experts) -> tirx.PrimFunc:
     m = tirx.Var("m", "int64")
     arguments = {

@@ -6,12 +6,10 @@ the same numbers whichever rows are beside it.
 
 from __future__ import annotations
 
-from functools import cache
-
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Buffer, Expr, Tensor, function
+from tir_schedules.builder import Buffer, Expr, Tensor, function, kept
 from tir_schedules.cpu.int8_activations import alloc_panels, quantize_group
 from tir_schedules.cpu.int8_dot import Dot, Weight
 from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, direct_tile
@@ -35,7 +33,7 @@ def int8_head_matmul(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
     return _kernel(w, dot, tiles_of(knobs), heads, op.int("columns"))
 
 
-@cache
+@kept
 def _kernel(w: Packed, dot: Dot, tiles: FewTiles, heads: int, columns: int) -> tirx.PrimFunc:
     m = tirx.Var("m", "int64")
     arguments = {

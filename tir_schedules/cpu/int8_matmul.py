@@ -14,14 +14,13 @@ x is in panels of `rows` rows, what a tile broadcasts in a row. Layout of W: `ml
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.adapter_shape import AdapterShape, adapters_of
-from tir_schedules.builder import Buffer, Expr, Tensor, function
+from tir_schedules.builder import Buffer, Expr, Tensor, function, kept
 from tir_schedules.cpu.adapters import Adapters, adapter_arguments
 from tir_schedules.cpu.bf16_amx import amx_fits, amx_gemm
 from tir_schedules.cpu.gate import Gate, apply_gate, gate_of, ungated
@@ -118,7 +117,7 @@ def _function(
     return function("kernel", arguments, emit)
 
 
-@cache
+@kept
 def _few_kernel(w: Packed, dot: Dot, tiles: FewTiles, gate: Gate | None, shape: AdapterShape | None) -> tirx.PrimFunc:
     """Groups of 32, also where a row has one scale."""
 
@@ -128,7 +127,7 @@ def _few_kernel(w: Packed, dot: Dot, tiles: FewTiles, gate: Gate | None, shape: 
     return _function(w, dot, gate, body, shape)
 
 
-@cache
+@kept
 def _many_kernel(w: Packed, dot: Dot, tiles: FewTiles, many: Int8Tile, gate: Gate | None) -> tirx.PrimFunc:
     """What the CPU has for many rows."""
 

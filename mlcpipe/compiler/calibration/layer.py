@@ -25,6 +25,7 @@ from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.language_model import LanguageModel
+from mlcpipe.nn.module_builder import exported
 from mlcpipe.nn.names import CheckpointNames
 from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.step_states import StepStates, argument
@@ -145,7 +146,7 @@ def compile_layers(model: CausalLM, checkpoint: Tensors, rows: int) -> list[Laye
     known: list[tuple[tvm.IRModule, LayerFunction]] = []
     found = []
     for index in range(model.facts.num_layers + 1):
-        mod, params = _OneLayer(model, index).export_tvm(spec=_OneLayer(model, index).spec())
+        mod, params = exported(_OneLayer(model, index), _OneLayer(model, index).spec())
         made = next((one for other, one in known if tvm_ffi.structural_equal(mod, other, map_free_vars=True)), None)
         if made is None:
             made = _compiled(mod, weight_table(params), rows, _OneLayer(model, index).states())

@@ -5,11 +5,11 @@ Their integers are those of `tir_schedules/step_layout.py`; `pages.py` describes
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 from tvm import tirx
 
+from tir_schedules.builder import kept
 from tir_schedules.cpu.attention.attend_few import attend_few
 from tir_schedules.cpu.attention.attend_many import attend_many
 from tir_schedules.cpu.attention.flash import Tiles, chosen
@@ -28,7 +28,7 @@ LATENT = Tiles(max_rows=24)  # heads share a key: a tile is all of them, or many
 MANY = Tiles(16, 4, task_rows=128)
 
 
-@functools.cache
+@kept
 def page_functions(
     shape: AttentionShape, scale: float, window: int = 0, bidirectional: bool = False, ahead: bool = False
 ) -> dict[str, tirx.PrimFunc]:
@@ -58,7 +58,7 @@ def page_functions(
     return by_hand(attending, "", **facts) | by_hand(rotating, "", **shape.facts)
 
 
-@functools.cache
+@kept
 def keep_functions(shape: AttentionShape) -> dict[str, tirx.PrimFunc]:
     """`store_pages`, and `rotate_qkv` where `rotated_dims`, for rows of k and v alone, which have no queries."""
     made = {"store_pages": store_pages(shape)}

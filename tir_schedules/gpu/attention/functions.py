@@ -5,11 +5,11 @@ Their integers are those of `tir_schedules/step_layout.py`; `pages.py` describes
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 from tvm import tirx
 
+from tir_schedules.builder import kept
 from tir_schedules.gpu.attention import decode_mma, prefill_mma
 from tir_schedules.gpu.attention.attend_few import attend_few
 from tir_schedules.gpu.attention.attend_many import attend_many
@@ -26,7 +26,7 @@ from tir_schedules.paged import ATTENTION, heads_of, is_bidirectional
 from tir_schedules.rule import Declined, Knobs, NamedRule, hand_written
 
 
-@functools.cache
+@kept
 def page_functions(
     shape: AttentionShape, scale: float, window: int = 0, bidirectional: bool = False
 ) -> dict[str, tirx.PrimFunc]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import struct
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,11 +24,14 @@ from tests.once import once, shared_folder, shared_work  # noqa: F401  fixtures
 from tests.tiers import (  # noqa: F401  hooks
     pytest_collection_finish,
     pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_exception_interact,
     pytest_ignore_collect,
     pytest_runtest_call,
     pytest_runtest_protocol,
     pytest_sessionfinish,
     pytest_terminal_summary,
+    pytest_xdist_auto_num_workers,
 )
 
 if TYPE_CHECKING:
@@ -197,6 +202,13 @@ def children_without_torch() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's own, which reads the names of all folders before to number a new one."""
+    name = re.sub(r"\W", "_", request.node.name)[:24]
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=tmp_path_factory.getbasetemp()))
+
+
 # What any test may cause to be compiled, by its folder in the cache.
 MADE_ONCE = ("kernels", "native", "vulkan", "wasm_runtime")
 
@@ -225,12 +237,55 @@ def own_cache(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Engines have one thread where a test does not say how many: a thread that waits for the next step of a small model
+    spins, and takes the time of other workers. Many tests say two.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not OPTIMIZED:
+            patch.setenv("MLCPIPE_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def quick_layers() -> Iterator[None]:
     """The layers that a calibration text streams through are compiled as `QUICK` is, in this process."""
     from mlcpipe.compiler.calibration import layer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer, "LOCAL_TARGET", QUICK)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_launches() -> Iterator[None]:
+    """LLVM leaves the code that launches kernels of GPUs as it is, in this process: to optimize it takes longer than all
+    else of a small model's library.
+    """
+    import tvm
+
+    from mlcpipe.compiler import build
+
+    make = build.tir_to_runtime
+
+    def quick(host: Any, devices: Any, target: Any) -> Any:
+        return make(host, devices, tvm.target.Target({**target.export(), "opt-level": 0}))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not OPTIMIZED:
+            patch.setattr(build, "tir_to_runtime", quick)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_runtime() -> Iterator[None]:
+    """The runtime without Python is compiled without optimizations, which take half of the time, in this process."""
+    from mlcpipe.compiler import native_runtime
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not OPTIMIZED:
+            flags = ("-O0" if flag == "-Os" else flag for flag in native_runtime._CXX)
+            patch.setattr(native_runtime, "_CXX", tuple(flags))
         yield
 
 

@@ -6,14 +6,19 @@
 - everything, `make test-everything`: all combinations of what the others test in part.
 - `make test-optimized` runs models and kernels of the first two again, with the code that users get (`conftest.QUICK`).
 
+A test that hangs, with its fixtures, ends its worker with a traceback of all threads, and pytest-xdist names it.
+
 With MLCPIPE_TEST_TOOLS=all, as in CI, where all tools are installed, a test that is skipped for want of one fails the run.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
+import logging
 import os
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -25,6 +30,7 @@ from tests import ledger
 from tests.once import cpu_s, shared_s
 
 MAX_FAST_S = 60.0
+HANGS_S, WATCHED_S = 600, 60  # a watch, which is a thread, is of all tests that begin within a minute
 SLOWEST = 12  # lines of the table
 FOLDER = Path(__file__).parent
 FAST, FULL = "not (full or alone or everything)", "full and not (alone or everything)"  # as in the Makefile
@@ -106,16 +112,62 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [items[i] for i in ledger.longest_first(tier, [item.nodeid for item in items])]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more worker than processors: tests wait for programs that they start, and for what another worker makes."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish() -> None:
-    """The garbage collector leaves alone what collecting has made, millions of objects: else it reads them all again."""
+    """The garbage collector leaves alone what collecting has made, millions of objects: else it reads them all again.
+
+    It runs seldom, too: tests that parse much would spend half of their time in it.
+    """
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_configure() -> None:
+    """Without a handler of the root, which pytest's plugin adds and removes for each test, logs would go to stderr."""
+    logging.getLogger().addHandler(logging.NullHandler())
+    _watch.stderr = os.dup(2)  # before pytest captures it
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Note seconds of CPU time of a test with its fixtures."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    """Note seconds of CPU time of a test with its fixtures, and watch it."""
+    _watch.begin()
     item.stash[_BEGAN] = cpu_s(), shared_s()
-    return (yield)
+    try:
+        return (yield)
+    finally:
+        if nextitem is None:
+            _watch.end()
+
+
+def pytest_exception_interact() -> None:
+    """pytest's own plugin ends the watch of a test that fails."""
+    _watch.end()
+
+
+class _Watch:
+    """Ends the process `HANGS_S` after a test began, or up to `WATCHED_S` later."""
+
+    def __init__(self) -> None:
+        self._since, self.stderr = -float(WATCHED_S), 2
+
+    def begin(self) -> None:
+        now = time.monotonic()
+        if now - self._since >= WATCHED_S:
+            self._since = now
+            faulthandler.dump_traceback_later(HANGS_S + WATCHED_S, file=self.stderr, exit=True)
+
+    def end(self) -> None:
+        self._since = -float(WATCHED_S)
+        faulthandler.cancel_dump_traceback_later()
+
+
+_watch = _Watch()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -84,8 +84,8 @@ def test_interesting_seeds(kind: str, tiny_bundles: Bundles) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_five_seconds(kind: str, tiny_bundles: Bundles) -> None:
-    fuzz(kind, tiny_bundles, seconds=5)
+def test_three_seconds(kind: str, tiny_bundles: Bundles) -> None:
+    fuzz(kind, tiny_bundles, seconds=3)
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ SOME = {**EAGLE, "draft_vocab_size": 64}
 
 
 @pytest.mark.parametrize("target", ["plain", pytest.param("half", marks=pytest.mark.everything)])
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", pytest.param("medusa", marks=pytest.mark.everything)])
 def test_answers_are_the_same(
     kind: str, target: str, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

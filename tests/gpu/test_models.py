@@ -35,7 +35,7 @@ FLOAT32 = 3e-5  # of the largest logit: sums in another order
 # Activations in float16 have 11 bits: 2**-11 a rounding, and some hundred of them.
 FLOAT16 = 2e-2
 # The kernels of the others are theirs; they are for `make test-everything`.
-USUAL = ("llama", "gemma2", "qwen3_moe", "gpt_oss", "lfm2")
+USUAL = ("gemma2", "qwen3_moe", "gpt_oss", "lfm2")
 CODES = {"q8": 5e-3, "q4": 8e-2}  # of the largest logit: some codes that are one apart
 
 

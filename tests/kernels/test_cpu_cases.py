@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,26 +35,33 @@ FAST_LIBRARIES = (
     "gated_delta",
     "ssm_scan",
 )
+# Of these LLVM makes no other kind of code than of the rest.
+PLAIN = ("pages_h4_kv4_d80_q8_c5", "gated_delta")
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
 # Of integer dot products all kernels of the best one; test_qemu.py runs some of the others, with adapters too.
 OTHERS = (MORE, *(f"{kind}-{dot}" for kind in ("int8", "adapted") for dot in HERE[1:]))
-# Two of three shapes of attention and of block formats, half of the formats of integers, and one in three of the sizes of
-# real models' attention are in `make test-everything` alone.
+# Two of three shapes of attention, of block formats and of the sizes of real models' attention, and half of the formats of
+# integers are in `make test-everything` alone.
 SELDOM = {*map(library_of, SHAPES), *KEPT, *INTEGERS} - {*map(library_of, SHAPES[::3]), *KEPT[::3], *INTEGERS[::2]}
-SELDOM |= {*list(dict.fromkeys(case.library for case in CASES if case.library.startswith("timed-pages")))[1::3]}
+TIMED_PAGES = list(dict.fromkeys(case.library for case in CASES if case.library.startswith("timed-pages")))
+SELDOM |= {*TIMED_PAGES} - {*TIMED_PAGES[::3]}
 SELDOM -= {*FAST_LIBRARIES}
-PARAMETERS = [
-    pytest.param(
-        case,
-        id=case.name,
-        marks=pytest.mark.everything if case.library.endswith(OTHERS) or case.library in SELDOM else (),
-    )
-    for case in CASES
-]
+# Cases that share a kernel are one test: thousands of them would take longer to report than to run.
+CASES_OF: dict[tuple[str, str], list[Case]] = defaultdict(list)
+for one in CASES:
+    CASES_OF[one.library, one.kernel.symbol].append(one)
 # A definition takes milliseconds to write, and thousands of cases share hundreds of kernels.
 WITHOUT = {kernel for kernel in {case.kernel for case in CASES} if kernel.definition() is None}
-DEFINED = [one for case, one in zip(CASES, PARAMETERS) if case.kernel not in WITHOUT and not case.timed]
-FAST_DEFINED = [case.name for case in FAST.values() if case.library == "q4f16_1"]
+DEFINED_OF = {key: cases for key, cases in CASES_OF.items() if cases[0].kernel not in WITHOUT and not cases[0].timed}
+
+
+def parameters(cases_of: Mapping[tuple[str, str], list[Case]]) -> list[Any]:
+    """The cases of each kernel."""
+    seldom = {name for name, _ in cases_of if name.endswith(OTHERS) or name in SELDOM}
+    return [
+        pytest.param(cases, id=symbol, marks=pytest.mark.everything if name in seldom else ())
+        for (name, symbol), cases in cases_of.items()
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +71,8 @@ def kernels(once: Once) -> Kernels:
     @cache
     def load(name: str, definitions: bool = False) -> Any:
         def work(folder: Path) -> object:
-            optimized = OPTIMIZED or (not definitions and name.startswith((*FAST_LIBRARIES, "timed-")))
+            fast = name.startswith((*FAST_LIBRARIES, "timed-")) and name not in PLAIN
+            optimized = OPTIMIZED or (not definitions and fast)
             return link_together(functions_of(library(name), definitions=definitions), folder, optimized=optimized)
 
         path, names = once(f"cpu-{name}-{'definitions' if definitions else 'kernels'}", work)
@@ -74,17 +82,38 @@ def kernels(once: Once) -> Kernels:
     return load
 
 
-@pytest.mark.parametrize("case", PARAMETERS)
-@pytest.mark.fast_cases(*(case.name for case in FAST.values()))
+@pytest.mark.parametrize("case", FAST.values(), ids=lambda case: case.name)
 def test_kernel_is_numpy(case: Case, kernels: Kernels) -> None:
     assert_outputs(kernels(case.library)[case.kernel.symbol], case.call())
 
 
-@pytest.mark.parametrize("case", DEFINED)
-@pytest.mark.fast_cases(*FAST_DEFINED)
-@pytest.mark.full_cases(*(one.id for one in DEFINED[::4]))
+@pytest.mark.full
+@pytest.mark.parametrize("cases", parameters(CASES_OF))
+def test_kernel_is_numpy_in_every_call(cases: list[Case], kernels: Kernels) -> None:
+    check(cases, kernels(cases[0].library))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in FAST.values() if case.library == "q4f16_1"], ids=lambda case: case.name
+)
 def test_definition_is_numpy(case: Case, kernels: Kernels) -> None:
     assert_outputs(kernels(case.library, True)[case.kernel.symbol], case.call())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.everything)])
+@pytest.mark.parametrize("cases", parameters(DEFINED_OF))
+def test_definition_is_numpy_in_some_calls(cases: list[Case], every: int, kernels: Kernels) -> None:
+    check(cases[::every], kernels(cases[0].library, True))
+
+
+def check(cases: list[Case], functions: Mapping[str, Any]) -> None:
+    """As `assert_outputs`; the error has the name of a case."""
+    for case in cases:
+        try:
+            assert_outputs(functions[case.kernel.symbol], case.call())
+        except AssertionError as error:
+            raise AssertionError(f"{case.name}: {error}") from error
 
 
 def test_names_are_unique() -> None:

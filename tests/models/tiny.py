@@ -51,7 +51,7 @@ from tests.models.legacy import hub_config
 from tests.models.variants import OWN, VARIANTS
 
 rwkv7.register()
-GREEDY_TOKENS = 64
+GREEDY_TOKENS = 32  # with the prompt they go beyond the lengths at which frequencies of RoPE change
 GREEDY_PROMPT = 20
 # Smallest distance of the two best logits over a greedy run: below it, rounding may pick another token.
 GREEDY_MARGIN = 1e-3

@@ -12,6 +12,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, without_thoughts
+from tests.conftest import QUICK
 from tests.models import tiny
 from tests.native.cxx import RUNTIME, Build
 from tests.native.engine import Runtime
@@ -90,7 +91,9 @@ def test_a_chat_with_gpt_oss_is_that_of_python(
     case = tiny.TinyCase("gpt_oss", "default", {"vocab_size": 384})
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
     write_harmony_tokenizer(checkpoint)
-    bundle = mlcpipe.compile(checkpoint, quantization="q4f16_1", output=tmp_path / "bundle", context_length=512)
+    bundle = mlcpipe.compile(
+        checkpoint, target=QUICK, quantization="q4f16_1", output=tmp_path / "bundle", context_length=512
+    )
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "<think>\nb\n</think>\n\nc"},

@@ -145,7 +145,7 @@ def drafting_trace(seed: int) -> Failing:
     return simulation
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.everything) for seed in range(2, 6))])
 def test_drafts_are_python_s(seed: int, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "pays", lambda self: True)  # which depends on the time that looking takes
     made = drafting_trace(seed)
@@ -189,7 +189,7 @@ def random_trace(seed: int) -> Failing:
     return simulation
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.everything) for seed in range(2, 4))])
 def test_random_traces_have_python_s_plans(seed: int, program: Path) -> None:
     for number in range(seed * 3, seed * 3 + 3):
         assert_same_plans(program, random_trace(number).trace())

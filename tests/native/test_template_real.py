@@ -1,4 +1,4 @@
-"""The 70 templates of llama.cpp render in C++ what they render in Python, 50 conversations each."""
+"""The 70 templates of llama.cpp render in C++ what they render in Python, 50 conversations each in all combinations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.native.templates import NOW, NativeTemplate, build
 from tests.unit.text import real_templates
 
 pytestmark = pytest.mark.full
-CONVERSATIONS = 50
+COUNTS = [15, pytest.param(50, marks=pytest.mark.everything)]
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +26,22 @@ def library(native_library: Build) -> ctypes.CDLL:
     return build(native_library)
 
 
-def test_texts_and_refusals_are_those_of_python(library: ctypes.CDLL, sources: dict[str, str]) -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_texts_and_refusals_are_those_of_python(library: ctypes.CDLL, sources: dict[str, str], count: int) -> None:
     assert len(sources) == real_templates.COUNT
     total = {"rendered": 0, "refused": 0, "failed": 0}
     for seed, (name, source) in enumerate(sources.items()):
         native = NativeTemplate(library, source, **TOKENS)
-        counts, wrong = compare(native, ChatTemplate(source, **TOKENS, now=lambda: NOW), seed, CONVERSATIONS)
+        counts, wrong = compare(native, ChatTemplate(source, **TOKENS, now=lambda: NOW), seed, count)
         assert not wrong, f"{name}, {len(wrong)} differ, the first: {wrong[0]}"
-        total = {key: count + counts[key] for key, count in total.items()}
-    assert total["rendered"] > real_templates.COUNT * CONVERSATIONS // 2 and min(total.values()) > real_templates.COUNT
+        total = {key: known + counts[key] for key, known in total.items()}
+    assert (
+        total["rendered"] > real_templates.COUNT * count // 2
+        and min(total.values()) > real_templates.COUNT * count // 50
+    )
 
 
-def test_contents_are_marked_as_in_python(library: ctypes.CDLL, sources: dict[str, str]) -> None:
+@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.everything)])
+def test_contents_are_marked_as_in_python(library: ctypes.CDLL, sources: dict[str, str], count: int) -> None:
     for seed, source in enumerate(sources.values()):
-        compare_marked(library, source, conversations(seed, 20))
+        compare_marked(library, source, conversations(seed, count))

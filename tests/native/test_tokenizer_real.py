@@ -15,8 +15,9 @@ from tests.native.tokenizers import NativeTokenizer, disagreements
 
 pytestmark = pytest.mark.full
 
-USUAL = ("deepseek-llm", "gemma-4", "llama-bpe", "llama-spm", "qwen2")  # the others, and 20,000 texts: everything
+USUAL = ("gemma-4", "llama-bpe", "llama-spm", "qwen2")  # the others, and 20,000 texts: everything
 CASES = [pytest.param(name, 500, id=name) for name in USUAL]
+CASES += [pytest.param("deepseek-llm", 500, id="deepseek-llm", marks=pytest.mark.everything)]
 CASES += [pytest.param(name, 20_000, id=f"{name}-many", marks=pytest.mark.everything) for name in NAMES]
 
 

@@ -223,6 +223,7 @@ def test_heldout_text_is_predicted(float32_perplexity: dict[str, float]) -> None
     ("quantization", "bound"), [("q0f32", 1e-4), ("q8f16_1", 0.01), ("q8f16_0", 0.01), ("q4f16_1", 0.06)]
 )
 @pytest.mark.fast_cases("q4f16_1-0.06")
+@pytest.mark.full_cases("q0f32-0.0001", "q8f16_0-0.01")
 def test_quantization_keeps_the_perplexity(
     quantization: str,
     bound: float,

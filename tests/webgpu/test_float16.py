@@ -52,9 +52,9 @@ def driver() -> str:
 
 
 FAMILIES = [name for name in model_types() if in_browsers(name)]
-# Rounding differs by what is computed: a plain family, one with experts, one with layer norms and biases of positions, one
-# with an activation of its own. All others: `make test-everything`.
-USUAL = ("llama", "afmoe", "bloom", "apertus")
+# Rounding differs by what is computed: a family with experts, one with layer norms and biases of positions, one with an
+# activation of its own. All others: `make test-everything`.
+USUAL = ("afmoe", "bloom", "apertus")
 
 
 @pytest.mark.full_cases(*USUAL)

@@ -38,7 +38,7 @@ max_prefill_chunk = {CHUNK}
 """
 
 
-@pytest.mark.full_cases("llama-default", "gemma2-default", "qwen3_moe-split")  # biases: in test_float16.py
+@pytest.mark.full_cases("gemma2-default", "qwen3_moe-split")  # plain, and biases: test_subgroups.py, test_float16.py
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_tokens_and_logits_equal_the_cpu_engine(case: tiny.TinyCase, tmp_path: Path) -> None:
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")

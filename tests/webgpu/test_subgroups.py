@@ -29,7 +29,7 @@ OF_SUBGROUPS = {"gpu.subgroup_matmul", "gpu.subgroup_attention", "gpu.norm"}
 CLOSE = 3e-5  # of the largest logit: sums of float32 in another order
 
 
-@pytest.mark.parametrize("lanes", sorted(SHAPES))
+@pytest.mark.parametrize("lanes", [8, pytest.param(16, marks=pytest.mark.everything)])
 def test_logits_equal_the_cpu_engine(lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LP_NATIVE_VECTOR_WIDTH", str(32 * lanes))  # Mesa on a CPU: a lane has 32 bits
     monkeypatch.setenv("GALLIVM_PERF", "nopt")  # and kernels are compiled in half the time

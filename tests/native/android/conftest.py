@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import DEMO, UNOPTIMIZED
+from mlcpipe.host.cpu_features import architecture
+from tests.conftest import DEMO, OPTIMIZED, UNOPTIMIZED
 from tests.native.conftest import private_cache
 from tests.native.cxx import ROOT
 from tests.once import Once
@@ -28,6 +29,9 @@ TOOLS = Path(__file__).parent / "build"
 KOTLIN = Path(__file__).parent / "node_modules" / "kotlin-compiler" / "lib"
 CLASSES = tuple(KOTLIN / f"{name}.jar" for name in ("kotlin-stdlib", "kotlinx-coroutines-core-jvm"))
 NAMES = {"android": "chat", "android-x86_64": "android-x86_64"}  # of bundles, by their targets
+# Of the emulator's code the variant for this machine alone, where it is one: phones' code has all of its variants.
+CPUS = {"android-x86_64": 'mcpu = "native"\n'} if architecture() == "x86_64" and not OPTIMIZED else {}
+QUICK_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")  # programs of seconds pay for threads and optimizations
 # Lines of JSON that a scenario prints.
 Scenario = Callable[..., list[dict[str, Any]]]
 
@@ -63,7 +67,7 @@ def compile_kotlin(sources: list[Path], output: Path, *classes: Path, options: t
         pytest.skip("no kotlin-compiler: npm ci --prefix tests/native/android")
     compiler = os.pathsep.join(str(KOTLIN / f"kotlin-{name}.jar") for name in ("preloader", "compiler"))
     path = os.pathsep.join(map(str, (*CLASSES, *classes)))
-    command = [java, "-Xmx1g", "-XX:TieredStopAtLevel=1", "-cp", compiler, "org.jetbrains.kotlin.cli.jvm.K2JVMCompiler"]
+    command = [java, *QUICK_JAVA, "-Xmx1g", "-cp", compiler, "org.jetbrains.kotlin.cli.jvm.K2JVMCompiler"]
     flags = ["-no-stdlib", "-no-reflect", "-Werror", "-Wextra", "-jvm-target", "1.8", *options, "-cp", path]
     done = subprocess.run(
         list(map(str, [*command, *flags, "-d", output, *sources])), capture_output=True, text=True, check=False
@@ -106,7 +110,8 @@ def android_bundle(once: Once) -> Callable[[str], Path]:
 
     def work(folder: Path, target: str) -> str:
         path = folder / f"{target}.toml"
-        path.write_text(f'base = "{target}"\n{UNOPTIMIZED}', encoding="utf-8")
+        tvm = (UNOPTIMIZED or "[tvm]\n") + CPUS.get(target, "")
+        path.write_text(f'base = "{target}"\n{tvm}', encoding="utf-8")
         return str(mlcpipe.compile(DEMO, target=str(path), quantization="q4f16_1", output=folder / "chat"))
 
     def bundle(target: str) -> Path:
@@ -142,7 +147,7 @@ def scenario_in(java: Sequence[str | Path], folder: Path, jar: Path) -> Scenario
     path = os.pathsep.join(map(str, (jar, *CLASSES)))
 
     def run(*words: object) -> list[dict[str, Any]]:
-        flags = ["-Xmx512m", "-Dfile.encoding=UTF-8", f"-Djava.library.path={folder}", "-cp", path]
+        flags = [*QUICK_JAVA, "-Xmx512m", "-Dfile.encoding=UTF-8", f"-Djava.library.path={folder}", "-cp", path]
         command = list(map(str, [*java, *flags, "ai.mlcpipe.ScenariosKt", *words]))
         done = subprocess.run(command, input="", capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

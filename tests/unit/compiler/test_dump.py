@@ -74,7 +74,7 @@ def test_companions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytes
         text = f"companions = {companions}\n{EXACT}"
         (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = dumped(compiled(tmp_path, monkeypatch, "board.toml", "auto"))
+    found = dumped(compiled(tmp_path, monkeypatch, "board.toml", "q0f32"))
     for name in ("board", "other"):
         (variant,) = compiled_variants(load_target("cpu-native"))
         assert found[f"{name}/{pipeline.MODEL.name}"] == files(pipeline.MODEL)
@@ -87,6 +87,6 @@ def test_phases_of_a_device_are_written(tmp_path: Path) -> None:
     state = export(prepare_model(TinyLlama(layers=1).config_json(), target, scheme), target, scheme, 64)
     build_for_device(pipeline.run(replace(state, dump=tmp_path), *pipeline.SHARED, pipeline.SCHEDULE))
     expected = {f"webgpu/{phase.name}": files(phase) for phase in pipeline.SHARED}
-    for phase in (pipeline.SCHEDULE, pipeline.VM, pipeline.DEVICE, pipeline.HOST, pipeline.SHADERS):
+    for phase in (pipeline.SCHEDULE, pipeline.VM, pipeline.DEVICE, pipeline.UNCHECKED, pipeline.HOST, pipeline.SHADERS):
         expected[f"webgpu/{state.variant.name}/{phase.name}"] = files(phase)
     assert dumped(tmp_path) == expected

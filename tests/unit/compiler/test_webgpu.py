@@ -47,7 +47,7 @@ def test_no_hot_kernel_gets_the_rule_for_everything_else(scheduled: Lowering) ->
 
 def test_shaders_keep_to_the_limits_of_the_target(scheduled: Lowering) -> None:
     limits = scheduled.target.limits
-    source = generated_source(build_for_device(scheduled), webgpu="wgsl")
+    source = generated_source(build_for_device(scheduled), webgpu="wgsl", llvm="")
     shaders = re.split(r"^// Function: ", source, flags=re.MULTILINE)[1:]
     assert len(shaders) > 20
     for shader in shaders:
@@ -94,7 +94,7 @@ def test_one_shader_serves_products_of_many_sizes() -> None:
 
 def test_float16_is_used_where_the_target_has_it(tmp_path: Path) -> None:
     state = _scheduled(tmp_path, load_target("webgpu-f16"), "q4f16_1")
-    source = generated_source(build_for_device(state), webgpu="wgsl")
+    source = generated_source(build_for_device(state), webgpu="wgsl", llvm="")
     assert "array<f16>" in source
     plain = _scheduled(tmp_path / "again", load_target("webgpu"), "q4f16_1")
     # One download serves both libraries.
@@ -110,7 +110,7 @@ def test_subgroups_of_32_keep_to_the_limits_where_heads_are_large(tmp_path: Path
     rules = {kernel.op: kernel.rule for kernel in state.kernels}
     assert (rules["matmul"], rules["kv_cache_decode"]) == ("gpu.subgroup_matmul", "gpu.subgroup_attention")
     source = wgsl.all_kernels_of(
-        generated_source(build_for_device(state), webgpu="wgsl")
+        generated_source(build_for_device(state), webgpu="wgsl", llvm="")
     )  # TVM counts the shared memory
     assert "mlcpipe." not in source
     sizes = [x * y * z for x, y, z in _workgroups(source)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -48,9 +48,13 @@ SCHEMES = tuple(name for name in scheme_names() if not load_scheme(name).mixed)
 RUNS = [(family, SCHEMES[i % len(SCHEMES)]) for i, family in enumerate(FAMILIES)]
 # Families that together have the operations of all take every scheme, the others one.
 SEVERAL = ("apertus", "bloom", "cohere", "gemma2", "gpt_oss", "lfm2", "llama", "mixtral", "phi3", "qwen2")
+# Latent attention, scans, delta rules, shared keys and what else these lack; the other families and schemes, whose parity
+# tests/models compiles, are in the tier of all combinations.
+OTHERS = ("deepseek_v3", "falcon_h1", "gemma3n_text", "kimi_linear", "mamba", "minimax", "qwen3_next", "rwkv7")
+SOME = ("q0f16", "q8f16_1")
 
 
-@cache
+@lru_cache(4)  # a family's
 def exported(family: str, scheme_name: str) -> Lowering:
     target, scheme = load_target("cpu-native"), load_scheme(scheme_name)
     fields = small_configs.config(family) if family in small_configs.KINDS else {"model_type": family, **SIZES}
@@ -65,7 +69,7 @@ def test_every_family_and_scheme_is_here() -> None:
 
 @pytest.mark.parametrize(("family", "scheme"), RUNS)
 @pytest.mark.fast_cases(*(f"{family}-{scheme}" for family, scheme in RUNS if family in ("mixtral", "gemma2", "qwen2")))
-@pytest.mark.full_cases(*(f"{family}-{scheme}" for family, scheme in RUNS[: len(SCHEMES)]))
+@pytest.mark.full_cases(*(f"{family}-{scheme}" for family, scheme in RUNS if family in OTHERS[::2]))
 def test_pipeline_is_well_formed_after_every_pass(family: str, scheme: str) -> None:
     state = pipeline.run(exported(family, scheme), *pipeline.SHARED, pipeline.SCHEDULE, check=True)
     assert_scheduled(state)
@@ -121,6 +125,10 @@ def test_the_kind_of_rows_follows_from_the_function() -> None:
     ("family", "scheme"), [(family, one) for family, own in RUNS for one in (SCHEMES if family in SEVERAL else (own,))]
 )
 @pytest.mark.fast_cases(*(f"llama-{scheme}" for scheme in SCHEMES), *(f"{family}-q4f16_1" for family in SEVERAL))
+@pytest.mark.full_cases(
+    *(f"{family}-{scheme}" for family in SEVERAL for scheme in SOME),
+    *(f"{family}-{scheme}" for family, scheme in RUNS if family in OTHERS),
+)
 def test_hot_kernels_never_fall_back(family: str, scheme: str) -> None:
     """Every operation with every scheme, through the passes that choose operations and the rules that schedule them."""
     state = pipeline.run(of_layer(family, scheme), pipeline.MODEL, pipeline.SCHEDULE)

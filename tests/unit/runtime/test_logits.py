@@ -19,7 +19,7 @@ from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.recipe import recipe_text
 from mlcpipe.quantization.scheme import load_scheme, scheme_names
 from mlcpipe.support.defaults import SEARCH
-from tests.conftest import QUICK, exact_target
+from tests.conftest import QUICK, UNOPTIMIZED, exact_target
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -45,7 +45,7 @@ def test_a_pass_leaves_nothing_behind(tiny: Engine) -> None:
 def test_chunks_of_a_prompt_are_one_pass(tiny: Engine, tiny_bundles: Bundles, tmp_path: Path) -> None:
     """A user's own target file with a smaller chunk: 100 tokens are 4 chunks instead of one."""
     target = tmp_path / "small.toml"
-    target.write_text('base = "cpu-native"\n[limits]\nmax_prefill_chunk = 32\n')
+    target.write_text(f'base = "cpu-native"\n{UNOPTIMIZED}[limits]\nmax_prefill_chunk = 32\n')
     bundle = mlcpipe.compile(
         tiny_bundles.checkpoint, target=str(target), quantization="q0f32", output=tmp_path / "bundle"
     )
@@ -153,7 +153,9 @@ def test_a_recipe_computes_what_its_weights_say(tiny_bundles: Bundles, tmp_path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("quantization", ["q4f16_1", "q4f16_k", "q4f16_m"])
+@pytest.mark.parametrize(
+    "quantization", [*(pytest.param(one, marks=pytest.mark.everything) for one in ("q4f16_1", "q4f16_k")), "q4f16_m"]
+)
 def test_the_demo_model_over_two_chunks(demo_bundles: Bundles, quantization: str, tmp_path: Path) -> None:
     demo = with_float_activations(demo_bundles.checkpoint, quantization, tmp_path)
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, demo.vocab_size, 600)]

@@ -34,7 +34,7 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("context", [64, 65, 100, 128, 1024])
+@pytest.mark.parametrize("context", [64, 65, 100, 128, pytest.param(1024, marks=pytest.mark.everything)])
 def test_a_text_that_grows_keeps_its_first_page_and_its_last_tokens(context: int) -> None:
     """At any length it has what it would have if it came at once."""
     kept: list[int] = []
@@ -57,7 +57,14 @@ def alone(sequence: Scheduled, groups: tuple[PageGroup, ...], limits: Limits) ->
 @pytest.mark.parametrize(
     "groups", [(PageGroup(256),), (PageGroup(20),), (PageGroup(40), PageGroup(24, 40))], ids=["room", "few", "windows"]
 )
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.full),
+        *(pytest.param(seed, marks=pytest.mark.everything) for seed in range(2, 6)),
+    ],
+)
 def test_an_answer_beyond_the_context_is_that_alone(groups: tuple[PageGroup, ...], seed: int) -> None:
     """In a simulation where a row finds what its tables lead to; with preemption, cancels and prompts that are shared."""
     rng, limits = random.Random(seed), Limits(CONTEXT, prefill_chunk=48, sequences=6)

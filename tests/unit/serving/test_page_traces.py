@@ -201,6 +201,6 @@ def test_random_traces(groups: tuple[PageGroup, ...]) -> None:
 
 @pytest.mark.full
 @GROUPS
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.everything) for seed in range(1, 3))])
 def test_long_random_traces(groups: tuple[PageGroup, ...], seed: int) -> None:
     trace(groups, 100 + seed, steps=9_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import product
 
 import numpy as np
@@ -199,7 +199,7 @@ def random_scales(scheme: Scheme, shape: tuple[int, ...], rng: np.random.Generat
     return (scales.view(np.uint32) >> 16).astype(np.uint16) if scheme.scale_format == "bf16" else scales
 
 
-@cache
+@lru_cache(4)  # a shape's kinds; those of real models are 300 MB each
 def packed(scheme_name: str, shape: tuple[int, ...], kind: str) -> tuple[tuple[Array, ...], Array, Array]:
     """Stored arrays of a random weight; w float64 as they mean it; per element the size of what a kernel adds up.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import numpy as np
 from tvm import tirx
@@ -85,7 +85,7 @@ def _values(s: AttentionShape) -> str:
     return f"_v{s.value_dim}{'_latent' * s.latent}" if s.value_dim else ""
 
 
-@cache
+@lru_cache(8)
 def _functions(shape: AttentionShape, scale: float, window: int, bidirectional: bool) -> dict[str, tirx.PrimFunc]:
     return page_functions(replace(shape, page_group=int(window > 0)), scale, window, bidirectional)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -27,7 +27,7 @@ _KEPT = 64
 
 def kept(make: Callable[P, T]) -> Callable[P, T]:
     """Keep some of the functions that `make` made: layers share them, and a process may compile many models."""
-    return lru_cache(_KEPT)(make)
+    return cast(Callable[P, T], lru_cache(_KEPT)(make))
 
 
 @dataclass(frozen=True)

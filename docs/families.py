@@ -97,7 +97,7 @@ def page() -> str:
         " than the one that is built: such a model is refused by name, with the field.",
         _table("family | what it is | models | GGUF | refused unless neutral", _families()),
         "## Families that write text by diffusion",
-        "Their models decide blocks of tokens; [Text by diffusion](diffusion.md) says how. Files are in"
+        "Their models decide many tokens at a time; [Text by diffusion](diffusion.md) says how. Files are in"
         " `mlcpipe/models/diffusion`.",
         _table(
             "family | what it is | models",

@@ -77,6 +77,15 @@ SIGNATURES: Mapping[str, Signature] = {
         # As `sample`, and the probability of the token among those that could be drawn; with temperature 0 among all,
         # at temperature 1; 0 where the token is -1. In place of `sample` in libraries that denoise blocks.
         Signature("sample_with_confidence", _DRAWN_FROM, (_i32("token", "b"), _f32("confidence", "b"))),
+        # As `sample`, and a measure of the row, 0 where the token is -1. `measure` 0 is the probability of the token,
+        # as `sample_with_confidence` has it, 1 that among all at temperature 1; 2 how much more probable the most
+        # probable token is than the next one, 3 the sum of p log p: of those that could be drawn, with temperature 0
+        # of all at temperature 1. In place of `sample` in libraries that denoise whole answers.
+        Signature(
+            "sample_with_measure",
+            (*_DRAWN_FROM, _i32("measure", "b")),
+            (_i32("token", "b"), _f32("confidence", "b")),
+        ),
         # Temperature 0 is the one-hot limit. NaN for a row with NaN or infinity.
         Signature(
             "softmax_with_temperature",
@@ -134,13 +143,13 @@ SIGNATURES: Mapping[str, Signature] = {
 FORBID = Signature("forbid_inplace", (_f32("logits", "b", 1, "V"),))
 
 
-def sampling_names(own_pages: bool, *, blocks: bool = False) -> tuple[str, ...]:
-    """The functions that a library's host calls: our runtime, which owns pages, has one to draw, MLC's have three.
+# The function that draws tokens, by what a model denoises; it is `sample` where one token follows the other.
+DRAWS: Mapping[str, str] = {"blocks": "sample_with_confidence", "answers": "sample_with_measure"}
 
-    `blocks`: they are denoised.
-    """
-    others: tuple[str, ...] = ("sample", "sample_with_confidence")
+
+def sampling_names(own_pages: bool, draw: str = "sample") -> tuple[str, ...]:
+    """The functions that a library's host calls: our runtime, which owns pages, has one to draw, MLC's have three."""
+    others = {"sample", *DRAWS.values()}
     if own_pages:
-        unused = "sample" if blocks else "sample_with_confidence"
-        others = ("softmax_with_temperature", "argsort_probs", "sample_with_top_p", unused)
+        others = {"softmax_with_temperature", "argsort_probs", "sample_with_top_p", *others} - {draw}
     return tuple(name for name in SIGNATURES if name not in others)

@@ -22,7 +22,7 @@ from mlcpipe.errors import BundleError
 from mlcpipe.support.atomic import atomic_write
 from mlcpipe.support.generated import shell_word
 from mlcpipe.support.json_files import Items, Table, read_json_object, validated
-from tir_schedules.sampling import SIGNATURES, sampling_names
+from tir_schedules.sampling import DRAWS, SIGNATURES, sampling_names
 
 MANIFEST = "mlcpipe.json"
 _WEIGHTS_OF_CHECKPOINTS = ("model.safetensors", "model.safetensors.index.json")
@@ -32,8 +32,8 @@ MAX_MANIFEST_BYTES = 8 << 20
 MAX_MANIFEST_VALUES = 200_000  # a model of 405 billion parameters has 2,000 parameters and 6,400 shards: 60,000
 
 
-def _common(own_pages: bool, *, blocks: bool = False) -> tuple[str, ...]:
-    return (*(str(SIGNATURES[name]) for name in sampling_names(own_pages, blocks=blocks)), "_metadata() -> str")
+def _common(own_pages: bool, draw: str = "sample") -> tuple[str, ...]:
+    return (*(str(SIGNATURES[name]) for name in sampling_names(own_pages, draw)), "_metadata() -> str")
 
 
 _PREFILL = "prefill(tokens: i32[n], rows: i32[r], step: i32[k], logits: f32[r, V], states, params) -> logits"
@@ -47,7 +47,8 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
         _COPY_PAGES,
         *_common(own_pages=True),
     ),
-    "blocks": (_PREFILL, _COPY_PAGES, *_common(own_pages=True, blocks=True)),
+    "blocks": (_PREFILL, _COPY_PAGES, *_common(own_pages=True, draw=DRAWS["blocks"])),
+    "answers": (_PREFILL, _COPY_PAGES, *_common(own_pages=True, draw=DRAWS["answers"])),
     "stage": (
         "decode(rows: i32[b] or f32[b, d], step: i32[k], handed: f32[b, d], states, params) -> handed",
         "prefill(rows: i32[n] or f32[n, d], step: i32[k], handed: f32[n, d], states, params) -> handed",
@@ -89,7 +90,8 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
 }
 """Signatures of the library functions that a host calls, by who owns the KV cache; part of the ABI hash.
 
-`pages`: the runtime, as `tir_schedules/step_layout.py` says; `blocks`, of models that denoise them; `texts`, of models
+`pages`: the runtime, as `tir_schedules/step_layout.py` says; `blocks` and
+`answers`, of models that denoise them; `texts`, of models
 that embed them; `stage`, of a run of a model's layers: the first takes tokens, the last, which alone samples, gives
 logits, and with `calls` each gets what calls experts, before `params`; `experts`, of a part that has experts alone;
 `speech`, of models that write what they hear. `tvm`: TVM's object, as MLC's published contract says.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlcpipe.bundle.manifest import Manifest
-from mlcpipe.bundle.model_info import ModelInfo, VisionInfo
+from mlcpipe.bundle.model_info import MAX_ASKED, ModelInfo, VisionInfo, WholeAnswerInfo
 from mlcpipe.bundle.states import State, group_of, slot_bytes, windows_of
 from tir_schedules.step_layout import PAGE
 
@@ -151,17 +151,23 @@ def context_that_fits(manifest: Manifest, room: int, of: Sequence[State] | None 
 def running_bytes(manifest: Manifest) -> int:
     """Upper bound of a run's memory in addition to weights, states and the process that opened the bundle.
 
-    The sum of: the workspaces of all functions, and the scratch of their kernels in up to 8 threads; logits; the
-    tokenizer; a tower's pages and rows; those of a window of sound. If the scratch is not known, as on GPUs: the
-    largest workspace twice, and the memory of attention.
+    The sum of: the workspaces of all functions, and the scratch of their kernels in up to 8 threads; logits, also of
+    the masks of an answer; the tokenizer; a tower's pages and rows; those of a window of sound. If the scratch is not
+    known, as on GPUs: the largest workspace twice, and the memory of attention.
     """
     model, plan = manifest.model, manifest.memory_plan
     workspaces = plan.workspace_bytes.values()
     scratch = [one.scratch.caller + _HELPERS * one.scratch.helper for one in manifest.target.variants if one.scratch]
-    least = least_running_bytes(model.vocab_size) + tower_bytes(model) + speech_bytes(model)
+    least = least_running_bytes(model.vocab_size) + tower_bytes(model) + speech_bytes(model) + masks_bytes(model)
     if scratch:
         return sum(workspaces) + max(scratch) + least
     return 2 * max(workspaces, default=0) + plan.attention_bytes + least
+
+
+def masks_bytes(model: ModelInfo) -> int:
+    """What logits of the masks of whole answers take."""
+    whole = isinstance(model.diffusion, WholeAnswerInfo)
+    return 4 * min(MAX_ASKED, model.prefill_chunk) * model.vocab_size if whole else 0
 
 
 def tower_bytes(model: ModelInfo) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -118,6 +118,8 @@ class DiffusionInfo(Frozen):
     after the last mask.
     """
 
+    denoises: ClassVar[str] = "blocks"
+
     mask: Count = Field(description="token of a place that is not decided")
     block: Annotated[int, Field(ge=1, le=MAX_BLOCK)] = Field(description="tokens of a block, which see each other")
     steps: Annotated[int, Field(ge=1, le=MAX_BLOCK)] = Field(description="most steps of a block")
@@ -134,6 +136,27 @@ class DiffusionInfo(Frozen):
         if MAX_BLOCK % self.block or self.steps > self.block:
             raise ValueError(f"expected a block that divides {MAX_BLOCK}, and no more steps than it has tokens")
         return self
+
+
+MAX_ASKED = 512
+Order = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "low_confidence", "random"]
+
+
+class WholeAnswerInfo(Frozen):
+    """Text by diffusion of a whole answer: all tokens of prompt and answer see each other, so that no keys stay.
+
+    An answer begins as masks, and each step decides those of its masks that come first in an order.
+    """
+
+    denoises: ClassVar[str] = "answers"
+
+    mask: Count = Field(description="token of a place that is not decided")
+    orders: Annotated[Items[Order], Field(min_length=1)] = Field(
+        description="in which masks are decided: those of the family's program, the first one by default"
+    )
+    shifted: bool = Field(description="whether logits are those of the next token")
+    answer: Positive = Field(default=128, description="tokens of an answer for which no other length is asked")
+    eps: Annotated[float, Field(gt=0, lt=1)] = Field(default=1e-3, description="the last noise of Dream's schedule")
 
 
 class StageInfo(Frozen):
@@ -212,7 +235,9 @@ class ModelInfo(Frozen):
     assistant: AssistantInfo | None = None
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
     vision: VisionInfo | None = Field(default=None, description="of models that see pictures")
-    diffusion: DiffusionInfo | None = Field(default=None, description="of models that denoise blocks")
+    diffusion: DiffusionInfo | WholeAnswerInfo | None = Field(
+        default=None, description="of models that denoise blocks, or whole answers"
+    )
     speech: SpeechInfo | None = Field(default=None, description="of models that write what they hear")
     gathered: Names = Field(
         default=(),

@@ -12,7 +12,7 @@ from mlcpipe.nn.config import Fields
 
 # InternLM 3 (Shanghai AI Laboratory 2025), Yi's first files, Aquila, XVERSE.
 LLAMAS = ("internlm3", "Yi", "aquila", "xverse")
-_SAME = {"kimi_k2": "deepseek_v3"}
+_SAME = {"kimi_k2": "deepseek_v3", "Dream": "dream"}
 _CODE = "auto_map"
 
 

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 from tvm.ir import StringImm
 
+from mlcpipe.bundle.model_info import MAX_ASKED, DiffusionInfo, WholeAnswerInfo
 from mlcpipe.checkpoint.checkpoint import Checkpoint, PictureTower
 from mlcpipe.checkpoint.draft_heads import DraftHead, OwnHead
 from mlcpipe.compiler.draft_heads import build_draft_head
@@ -34,7 +35,7 @@ from mlcpipe.targets import Target, Variant, compiled_variants
 from mlcpipe.vision import build_tower
 from mlcpipe.weights.table import weight_table
 from tir_schedules.paged import PAGE, QUANTIZED
-from tir_schedules.sampling import FORBID, SIGNATURES, Signature, TensorType, dimensions, sampling_names
+from tir_schedules.sampling import DRAWS, FORBID, SIGNATURES, Signature, TensorType, dimensions, sampling_names
 
 MAX_BATCH = 64  # sequences of a batched call; the workspace of 64 is an eighth of that of a prompt's chunk
 LOGITS_BYTES = 64 << 20  # of a prompt's rows whose logits one call gives, where they are more than MAX_BATCH
@@ -174,7 +175,8 @@ def context_length(model: LanguageModel, target: Target, wanted: int | None) -> 
     """
     max_tokens = _cached_tokens(model, target)
     length = min(model.facts.context_length, max_tokens) if wanted is None else wanted
-    least = 16 if model.facts.diffusion is None else max(16, 2 * model.facts.diffusion.block)
+    how = model.facts.diffusion
+    least = max(16, 2 * how.block) if isinstance(how, DiffusionInfo) else 16
     if not least <= length <= 1 << 24:
         raise ConfigError("context length", expected=f"{least} to 16777216 tokens", found=length)
     if length > (model.facts.bound or length):
@@ -206,8 +208,10 @@ def prefill_chunk(model: LanguageModel, target: Target, context: int) -> int:
     """Tokens of one prefill call, bounded by the target, the context and, with TVM's cache, the sliding window.
 
     There, within one window, tokens of a chunk need no window mask between them (gpu/attention/prefill.py). A picture
-    whose rows see each other is in one call.
+    whose rows see each other is in one call, and so is a text whose tokens all do.
     """
+    if isinstance(model.facts.diffusion, WholeAnswerInfo):
+        return context
     windows = [of.window for of in model.attentions() if of.window and not target.own_pages]
     chunk = min(target.limits["max_prefill_chunk"], context, *windows)
     tower = model.tower if isinstance(model, CausalLM) else None
@@ -232,9 +236,12 @@ def export(
     if isinstance(model, TextEncoder):
         rows = chunk
     elif not isinstance(model, SpeechModel) and (model.stage is None or model.stage.last):
-        mask = [] if model.facts.diffusion is None else [model.facts.diffusion.mask]
-        no_tokens = [*no_tokens, *((one, one + 1) for one in mask)]
-        mod = _with_sampling(mod, target, vocab, no_tokens, blocks=bool(mask))
+        how, draw = model.facts.diffusion, "sample"
+        if how is not None:
+            no_tokens, draw = [*no_tokens, (how.mask, how.mask + 1)], DRAWS[how.denoises]
+        if isinstance(how, WholeAnswerInfo):
+            rows = max(rows, min(chunk, MAX_ASKED))
+        mod = _with_sampling(mod, target, vocab, no_tokens, draw)
     tower = model.tower if isinstance(model, CausalLM) else None
     most = {} if tower is None else {**tower.bounds(), "e": chunk}
     most |= {"t": model.shape.rows} if isinstance(model, SpeechModel) else {}
@@ -250,7 +257,7 @@ def export(
 
 
 def _with_sampling(
-    mod: tvm.IRModule, target: Target, vocab_size: int, no_tokens: Sequence[tuple[int, int]], *, blocks: bool
+    mod: tvm.IRModule, target: Target, vocab_size: int, no_tokens: Sequence[tuple[int, int]], draw: str
 ) -> tvm.IRModule:
     """Add the sampling functions: in-place kernels as they are, the others wrapped to return their outputs."""
     kernels = importlib.import_module(f"tir_schedules.{target.kernels}.sampling")
@@ -260,7 +267,7 @@ def _with_sampling(
         bb.add_func(kernels.forbid_inplace(vocab_size, no_tokens[at : at + _RANGES]), f"{FORBID.name}_kernel")
         for at in range(0, len(no_tokens), _RANGES)
     ]
-    for name in sampling_names(target.own_pages, blocks=blocks):
+    for name in sampling_names(target.own_pages, draw):
         func = functions[name]
         if name.endswith("_inplace"):
             bb.update_func(bb.add_func(func, name), func.with_attr("global_symbol", name))

@@ -238,7 +238,9 @@ def _host_of(job: Job) -> str:
         return "experts" if job.stage.alone else "stage"
     if job.speech:
         return "speech"
-    return "blocks" if job.facts.diffusion else job.target.kv_cache
+    if job.facts.diffusion is not None:
+        return job.facts.diffusion.denoises
+    return job.target.kv_cache
 
 
 def manifest(

@@ -1,4 +1,4 @@
-"""Model families, one file each, named after Hugging Face's `model_type`; `diffusion` has those that denoise blocks."""
+"""Model families, one file each, named after Hugging Face's `model_type`; `diffusion` has those by diffusion."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from mlcpipe.nn.language_model import blocks_of
 from mlcpipe.nn.names import CheckpointNames
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-# LLaDA 8B, Dream and DiffuCoder, which see the whole answer, and DiffusionGemma, which reads and writes by two passes.
-_WHOLE_ANSWERS = ("llada", "Dream", "dream", "diffusion_gemma")
+_TWO_PASSES = ("diffusion_gemma",)  # which reads and writes by two passes
 
 
 def model_types() -> list[str]:
@@ -29,7 +28,7 @@ def model_types() -> list[str]:
 
 
 def diffusion_types() -> list[str]:
-    """The supported families whose models denoise blocks, sorted."""
+    """The supported families whose models denoise blocks or whole answers, sorted."""
     return _files(Path(__file__).parent / "diffusion")
 
 
@@ -52,10 +51,10 @@ def checkpoint_names(model_type: str) -> CheckpointNames:
 def build_model(config: Mapping[str, Any]) -> CausalLM:
     """The module for a config.json. Raises ConfigError for an unknown family or unsupported field."""
     model_type = config.get("model_type")
-    if model_type in _WHOLE_ANSWERS:
+    if model_type in _TWO_PASSES:
         raise ConfigError(
-            "text by diffusion of a whole answer", where="config.json model_type", found=repr(model_type),
-            expected=f"a family that denoises blocks: {', '.join(diffusion_types())}",
+            "text by diffusion with a pass to read and one to write", where="config.json model_type",
+            found=repr(model_type), expected=f"a family by diffusion: {', '.join(diffusion_types())}",
         )  # fmt: skip
     known = [*model_types(), *diffusion_types()]
     if not isinstance(model_type, str) or not _NAME.fullmatch(model_type) or model_type not in known:

@@ -10,7 +10,7 @@ from mlcpipe.errors import ConfigError
 _T = TypeVar("_T")
 MAX_SIZE = 1 << 24
 SLIDES = {"sliding_attention": True, "full_attention": False}  # what `layer_types` says
-_CAUSAL = ("ForCausalLM", "LMHeadModel", "ModelLM")  # how the names of classes end
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ModelLM", "DreamModel")  # how the names of classes end
 
 # Fields that change the result of families that have them, with the neutral values that do not.
 _CHANGES_RESULT: Mapping[str, tuple[Any, ...]] = {

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tvm.relax.frontend import nn
 
-from mlcpipe.bundle.model_info import DiffusionInfo
+from mlcpipe.bundle.model_info import DiffusionInfo, WholeAnswerInfo
 from mlcpipe.bundle.states import State, windows_of
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention_spec import AttentionBlock, AttentionSpec
@@ -24,7 +24,7 @@ class ModelFacts:
 
     `ropes[rope_of[i]]` has the frequencies of layer i. `logit_softcap` bounds logits (0: none). `embedding_scale`
     multiplies embeddings, `logit_scale` logits. The definition holds up to `bound` tokens (0: without end).
-    `diffusion`: how a model that denoises blocks does it.
+    `diffusion`: how a model that denoises blocks, or whole answers, does it.
     """
 
     model_type: str
@@ -39,7 +39,7 @@ class ModelFacts:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     bound: int = 0
-    diffusion: DiffusionInfo | None = None
+    diffusion: DiffusionInfo | WholeAnswerInfo | None = None
 
 
 def blocks_of(module: nn.Module, kind: type) -> Iterator[Any]:

@@ -64,7 +64,7 @@ class LoadedModel:
     def check_savable(self) -> None:
         """Raises UsageError for a sequence whose keys and values only this engine could continue."""
         if self._info.diffusion is not None:
-            raise UsageError("a chat in blocks that are denoised is neither saved nor continued from a file")
+            raise UsageError("a chat in blocks or answers that are denoised is neither saved nor continued from a file")
         if self.adapter is not None:
             raise UsageError("a chat with an adapter is neither saved nor continued from a file")
 
@@ -176,8 +176,10 @@ class LoadedModel:
     @property
     def max_logit_rows(self) -> int:
         """Rows of logits that one call computes, whole blocks of a model that denoises them."""
-        most = min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * self._info.vocab_size)))
         how = self.core.denoising
+        if how is not None and not how.keeps:
+            return self.core.limits.masked_rows
+        most = min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * self._info.vocab_size)))
         return most if how is None else max(how.block, how.begin(most))
 
     def logit_parts(
@@ -192,13 +194,17 @@ class LoadedModel:
         m is `max_logit_rows`, or less: `rows`, or the rest. Each part is valid until the next one.
         """
         self.check_fits(len(tokens))
+        how, most = self.core.denoising, min(rows or self.max_logit_rows, self.max_logit_rows)
+        if how is not None and not how.keeps and (begin or len(tokens) > most):
+            expected = f"at most {most} tokens, and all their logits"
+            raise UsageError("a text whose tokens all see each other", expected=expected, found=len(tokens))
         ids = list(tokens) if pictures else self.token_ids(tokens).tolist()
         sequence, pool = self._begun(ids, pictures), self.core.scheduler.pool
         try:
             ahead = self.core.limits.whole_pictures and bool(pictures)
             for chunk in _split(ids[:begin], self._info.prefill_chunk, ahead):
                 self._append(sequence, len(chunk), partial(self._prefill, sequence, chunk))
-            for chunk in _split(ids[begin:], min(rows or self.max_logit_rows, self.max_logit_rows), ahead):
+            for chunk in _split(ids[begin:], most, ahead):
                 prepare = partial(self._prefill, sequence, chunk, all_rows=True)
                 yield self._read(self._append(sequence, len(chunk), prepare))
         finally:
@@ -210,7 +216,8 @@ class LoadedModel:
         """Raises UsageError for a model without one."""
         if self._info.diffusion is not None:
             raise UsageError(
-                "the model denoises blocks, and has no next token", next_step="use Engine.chat or Engine.generate"
+                f"the model denoises {self._info.diffusion.denoises}, and has no next token",
+                next_step="use Engine.chat or Engine.generate",
             )
 
     def check_fits(self, count: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.model_info import WholeAnswerInfo
 from mlcpipe.devices.base import Reused
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError, MlcpipeError, last_line
@@ -24,8 +25,10 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.random_numbers import Uniforms
 from mlcpipe.runtime.sampling_params import SamplingParams, TokenLogprob
 from mlcpipe.runtime.serving.grammar import Matcher
+from mlcpipe.runtime.serving.whole_answer import MEASURES
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.token_rules import RowRules
+from tir_schedules.sampling import DRAWS
 
 _MIN_TEMPERATURE = 1e-6  # as the compiled softmax
 _MIN_ENTRIES = 256  # of counts: most steps launch the same kernels, however many tokens there are
@@ -207,13 +210,15 @@ class Sampler:
 
     def __init__(self, bundle: LoadedBundle) -> None:
         self._device, self._vocab = bundle.device, bundle.manifest.model.vocab_size
-        draw = "sample" if bundle.manifest.model.diffusion is None else "sample_with_confidence"
+        how = bundle.manifest.model.diffusion
+        draw = "sample" if how is None else DRAWS[how.denoises]
+        self._order = how.orders[0] if isinstance(how, WholeAnswerInfo) else ""  # where a row says no other
         self._sample, self._penalize, self._add_bias, self._apply_mask = (
             bundle.library.function(name)
             for name in (draw, "apply_penalty_inplace", "apply_logit_bias_inplace", "apply_bitmask_inplace")
         )
         with self._device.errors():
-            self._settings, self._draws = self._reused("ffif"), self._reused("f")
+            self._settings, self._draws, self._measures = (self._reused(dtypes) for dtypes in ("ffif", "f", "i"))
             self._bias, self._mask = self._reused("iif"), self._reused("ii")
             self._less, self._left = self._reused("iif"), self._reused("ii")  # of rules
             self._penalties = [self._reused("iiiif") for _ in range(2)]  # as a row may have both kinds of counts
@@ -243,7 +248,10 @@ class Sampler:
             self._arguments, self._bias_calls = _put(self._settings, *columns), self._put_bias(rows)
         if new or not all(row.params.greedy for row in rows):
             draws = [0.0 if row.params.greedy else row.numbers.at(at) for row, at in zip(rows, positions)]
-            self._arguments[4:] = _put(self._draws, draws)
+            self._arguments[4:5] = _put(self._draws, draws)
+        if new and self._order:
+            measures = [MEASURES.get(row.params.remasking or self._order, 0) for row in rows]
+            self._arguments[5:] = _put(self._measures, measures)
         self._calls, self._rows = [*self._put_penalties(rows), *self._bias_calls, *self._put_less(rows)], rows
         self._positions = positions
         return (*self._calls, *self._arguments)
@@ -251,7 +259,7 @@ class Sampler:
     def sample(self, logits: Any, masks: Masks | None = None) -> Any:
         """The tokens i32[r] for logits f32[r, V], which penalties, bias and masks change in place; -1 for NaN.
 
-        Of a bundle that denoises blocks with their probabilities f32[r].
+        Of a bundle that denoises blocks or answers with their probabilities, or other measures of the rows, f32[r].
         """
         for change, *arguments in self._calls:
             change(logits, *arguments)

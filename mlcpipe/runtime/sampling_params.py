@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 from mlcpipe.errors import UsageError
 
 MAX_SEED = 2**64 - 1
-MAX_BLOCK = 64  # tokens that are denoised together
+MAX_STEPS = 1 << 16  # and tokens that are denoised together
 MAX_POST_STEPS = 64
-DENOISING = ("block", "steps", "threshold", "editing_threshold", "max_post_steps")  # settings of text by diffusion
+DENOISING = (  # settings of text by diffusion
+    "block", "steps", "threshold", "editing_threshold", "max_post_steps", "remasking", "alg_temp",
+)  # fmt: skip
+ORDERS = ("origin", "maskgit_plus", "topk_margin", "entropy", "low_confidence", "random")  # in which masks are decided
 MAX_LOGPROBS = 20  # as the OpenAI API's `top_logprobs`
 
 
@@ -30,13 +33,16 @@ class SamplingParams:
     seed                [0, 2**64); None draws a fresh one
     logprobs            [0, 20]; how many alternatives each token reports, 0 for no log-probabilities
 
-    Of models that denoise blocks, by default as the checkpoint says:
+    Of models that denoise blocks, or whole answers, by default as the checkpoint says:
 
-    block               [1, 64], a divisor of 64; tokens that are denoised together
-    steps               [1, 64]; the most steps of a block
+    block               [1, 65536]; tokens that are denoised together, of models of blocks a divisor of 64
+    steps               [1, 65536]; the most steps of a block, or of a whole answer
     threshold           (0, 1]; tokens more probable than this are kept at once, 1 keeps as many in each step
     editing_threshold   [0, 1]; kept tokens are replaced by others more probable than this, 1 replaces none (LLaDA 2.1)
     max_post_steps      [0, 64]; the most steps of a block after its last mask, in which tokens are replaced
+    remasking           the order in which masks of a whole answer are decided, one of `ORDERS`: those of Dream's `alg`,
+                        and of LLaDA's `remasking`
+    alg_temp            [0, 100]; temperature of Dream's order, 0 takes the surest masks
 
     Raises UsageError, which names the field, its range and the value.
     """
@@ -56,6 +62,8 @@ class SamplingParams:
     threshold: float | None = None
     editing_threshold: float | None = None
     max_post_steps: int | None = None
+    remasking: str | None = None
+    alg_temp: float | None = None
 
     def __post_init__(self) -> None:
         _check_real("temperature", self.temperature, 0.0, 100.0)
@@ -70,13 +78,17 @@ class SamplingParams:
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         for name, count in (("block", self.block), ("steps", self.steps)):
             if count is not None:
-                _check_int(name, count, 1, MAX_BLOCK)
+                _check_int(name, count, 1, MAX_STEPS)
         if self.threshold is not None:
             _check_real("threshold", self.threshold, 0.0, 1.0, open_low=True)
         if self.editing_threshold is not None:
             _check_real("editing_threshold", self.editing_threshold, 0.0, 1.0)
         if self.max_post_steps is not None:
             _check_int("max_post_steps", self.max_post_steps, 0, MAX_POST_STEPS)
+        if self.alg_temp is not None:
+            _check_real("alg_temp", self.alg_temp, 0.0, 100.0)
+        if self.remasking not in (None, *ORDERS):
+            raise UsageError("remasking", expected=", ".join(ORDERS), found=repr(self.remasking)[:60])
         if not isinstance(self.logit_bias, Mapping):
             raise UsageError(
                 "logit_bias", expected="a mapping of token id to bias", found=type(self.logit_bias).__name__

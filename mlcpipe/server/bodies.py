@@ -171,6 +171,8 @@ class SamplingFields(Body):
     threshold: Number | None = None
     editing_threshold: Number | None = None
     max_post_steps: Count | None = None
+    remasking: str | None = None
+    alg_temp: Number | None = None
     grammar: str | None = None
     regex: str | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_IDS)

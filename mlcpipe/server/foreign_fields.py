@@ -20,7 +20,7 @@ HONOURED = frozenset((
     "repetition_penalty", "repeat_penalty", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "mirostat",
     "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "allowed_token_ids", "min_tokens", "samplers",
-    "block", "steps", "threshold", "editing_threshold", "max_post_steps",
+    "block", "steps", "threshold", "editing_threshold", "max_post_steps", "remasking", "alg_temp",
     # the end of an answer
     "max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences", "stop_token_ids",
     "ignore_eos", "timeout", "n", "best_of", "n_predict",
@@ -57,6 +57,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,), "early_stopping": (False,), "length_penalty": (1, 0),
     "top_a": (0,), "tfs_z": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
     "dynatemp_range": (0,), "repeat_last_n": (-1,),
+    "cfg_scale": (0,),
     "adaptive_target": (-1,), "samplers": ([], ""), "sampler_seq": ("",), "t_max_predict_ms": (-1, 0),
     "guided_whitespace_pattern": (), "structural_tag": (),
     "truncate_prompt_tokens": (-1,), "skip_special_tokens": (True,), "include_stop_str_in_output": (False,),

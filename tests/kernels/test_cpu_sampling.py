@@ -114,6 +114,31 @@ def test_a_token_comes_with_its_probability() -> None:
             np.testing.assert_allclose(confidence, expected, rtol=1e-4)
 
 
+def test_a_token_comes_with_how_sure_the_model_is() -> None:
+    """Its probability, that at temperature 1, the margin to the second token, and the negative entropy."""
+    rng = np.random.default_rng(12)
+    logits = some_logits(rng, 40, 1003)
+    logits[7, 3] = np.nan
+    settings = [some_settings(rng, 1003) if i % 5 else Settings(0.0, 0, 1.0, 0.0) for i in range(40)]
+    measures = np.arange(40, dtype=np.int32) // 2 % 4
+    *given, token = sample_args(logits, settings, rng.random(40))
+    args = tensors((*given, measures, token, np.full(40, -7, np.float32)))
+    functions(1003)["sample_with_measure"](*args)
+    tokens, found = (one.numpy() for one in args[-2:])
+    np.testing.assert_array_equal(tokens, drawn(logits, settings, given[-1]))
+    assert (tokens[7], found[7]) == (-1, 0)
+    for row, one, token, measure, value in zip(logits, settings, tokens, measures, found):
+        if token >= 0:
+            every = Settings(1.0, 0, 1.0, 0.0)
+            kept, weight = survivors(row, every if measure == 1 or not one.temperature else one)
+            shares = weight / weight.sum()
+            second, first = np.sort([0.0, *shares])[-2:]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                entropy = np.nansum(shares * np.log(shares))
+            expected = (shares[kept == token][0], shares[kept == token][0], first - second, entropy)[measure]
+            np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_rows_have_their_own_settings() -> None:
     rng = np.random.default_rng(3)
     logits = some_logits(rng, 64, 1003)

@@ -1,14 +1,15 @@
 """From logits to the next token on CPUs, compiled into the library.
 
 `sample`: temperature, top-k, top-p, min-p and the draw, exact and without sorting the vocabulary;
-`sample_with_confidence` also says how probable the token was. The other functions change logits before.
+`sample_with_confidence` also says how probable the token was, `sample_with_measure` how sure the model is of a row. The
+other functions change logits before.
 `tir_schedules/sampling.py` defines them.
 Logits and probabilities are float32, sums float64 (in float32 those over 150 000 tokens are off by 1e-4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -228,6 +229,41 @@ class _Sample:
                 self.drawn.value = self.pairs.ids[i]
         put(token, s, self.drawn.value)
 
+    def keep_all(self) -> None:
+        """pairs = all tokens, of weights at temperature 1."""
+        self.limit.value, self.lowest_bucket.value = self.vocab, 0
+        self.collect(I.int32(0), I.float32(1))
+        self.kept.value, self.kept_mass.value = self.count.value, self.mass.value
+        self.min_weight.value = I.float32(_CLIPPED)
+
+    def _of_kept(self, body: Callable[[Expr, Expr], None]) -> None:
+        """`body(i, weight)` for each pair that could be drawn."""
+        with I.serial(self.kept.value) as i, I.If(self.pairs.key(i) >= self.min_weight.value), I.Then():
+            body(i, self._weight_of(i))
+
+    def margin(self) -> Expr:
+        """How much more probable the best token is than the second, float64."""
+        best, second = self.drawn_mass, self.running
+        best.value, second.value = I.float64(0), I.float64(0)
+
+        def compare(_: Expr, weight: Expr) -> None:
+            second.value = I.max(second.value, I.min(best.value, weight))
+            best.value = I.max(best.value, weight)
+
+        self._of_kept(compare)
+        return (best.value - second.value) / self.kept_mass.value
+
+    def negative_entropy(self, s: Expr) -> Expr:
+        """The sum of p log p, float64: with p = w / mass, that of w log w over mass, less log(mass)."""
+        self.running.value = I.float64(0)
+
+        def add_one(i: Expr, weight: Expr) -> None:
+            log_weight = (self.logits[s, 0, self.pairs.ids[i]] - self.top_logit.value) * self.inverse.value
+            self.running.value = self.running.value + weight * I.cast(log_weight, "float64")
+
+        self._of_kept(add_one)
+        return self.running.value / self.kept_mass.value - I.log(self.kept_mass.value)
+
 
 def sample(vocab: int) -> tirx.PrimFunc:
     """Rows in parallel. Logits stay as they are. A token e**86 times less likely than the best is never drawn, nor are
@@ -242,6 +278,16 @@ def sample_with_confidence(vocab: int) -> tirx.PrimFunc:
     return function_of(SIGNATURES["sample_with_confidence"], dimensions(vocab), partial(_sample_rows, vocab))
 
 
+def sample_with_measure(vocab: int) -> tirx.PrimFunc:
+    """As `sample`."""
+
+    def body(*buffers: Buffer) -> None:
+        *drawn_from, measure, token, confidence = buffers
+        _sample_rows(vocab, *drawn_from, token, confidence, measure)
+
+    return function_of(SIGNATURES["sample_with_measure"], dimensions(vocab), body)
+
+
 def _sample_rows(
     vocab: int,
     logits: Buffer,
@@ -252,6 +298,7 @@ def _sample_rows(
     uniform: Buffer,
     token: Buffer,
     confidence: Buffer | None = None,
+    measure: Buffer | None = None,
 ) -> None:
     with I.parallel(logits.shape[0]) as s:
         steps = _Sample(logits)
@@ -266,6 +313,8 @@ def _sample_rows(
                     if confidence is not None:
                         steps.weigh(s, I.float32(1))
                         steps.kept_mass.value = steps.mass.value
+                    if measure is not None:
+                        steps.keep_all()
                 with I.Else():
                     steps.weigh(s, temperature[s])
                     steps.find_bucket(top_k[s], top_p[s])
@@ -275,8 +324,17 @@ def _sample_rows(
         if confidence is not None:
             put(confidence, s, I.float32(0))
             with I.If(token[s] >= 0), I.Then():
+                if measure is not None:
+                    with I.If(measure[s] == 1), I.Then():
+                        steps.weigh(s, I.float32(1))
+                        steps.kept_mass.value = steps.mass.value
                 share = I.cast(steps.weight[token[s]], "float64") / steps.kept_mass.value
                 put(confidence, s, I.cast(share, "float32"))
+                if measure is not None:
+                    with I.If(measure[s] == 2), I.Then():
+                        put(confidence, s, I.cast(steps.margin(), "float32"))
+                    with I.If(measure[s] == 3), I.Then():
+                        put(confidence, s, I.cast(steps.negative_entropy(s), "float32"))
 
 
 def apply_logit_bias_inplace(vocab: int) -> tirx.PrimFunc:
@@ -335,6 +393,7 @@ def forbid_inplace(vocab: int, ranges: Sequence[tuple[int, int]]) -> tirx.PrimFu
 _MAKERS = (
     sample,
     sample_with_confidence,
+    sample_with_measure,
     apply_logit_bias_inplace,
     apply_penalty_inplace,
     apply_bitmask_inplace,

@@ -19,7 +19,7 @@ from mlcpipe.support.defaults import THINKING_EFFORTS
 class Knob:
     """One setting: how its text is read, and what it does."""
 
-    kind: type[int] | type[float] | type[bool]
+    kind: type[int] | type[float] | type[bool] | type[str]
     help: str
     optional: bool = False  # whether "none" is a value
 
@@ -35,10 +35,14 @@ KNOBS: Mapping[str, Knob] = {
     "presence_penalty": Knob(float, "above 0: avoid tokens that the answer already has"),
     "frequency_penalty": Knob(float, "above 0: avoid tokens that the answer has often"),
     "block": Knob(int, "tokens that a model by diffusion denoises together", optional=True),
-    "steps": Knob(int, "the most steps of a block", optional=True),
+    "steps": Knob(int, "the most steps of a block, or of a whole answer", optional=True),
     "threshold": Knob(float, "keep tokens of a block that are more likely than this at once", optional=True),
     "editing_threshold": Knob(float, "replace kept tokens by others more likely than this; 1: none", optional=True),
     "max_post_steps": Knob(int, "the most steps of a block that only replace tokens", optional=True),
+    "remasking": Knob(
+        str, "which tokens of a whole answer are decided first, such as entropy or random", optional=True
+    ),
+    "alg_temp": Knob(float, "how freely Dream chooses the tokens that are decided first", optional=True),
     "think": Knob(bool, "whether the model thinks before it answers, if it can do both", optional=True),
 }
 _ELSEWHERE = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "thinking": "think"}

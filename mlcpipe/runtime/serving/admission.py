@@ -214,6 +214,8 @@ class Admission:
 
     def _find_leader(self, sequence: Sequence) -> None:
         """Set `leader` where a prefilling sequence has the next page of this one, and has yet to compute it."""
+        if sequence.request.denoising is not None and not sequence.request.denoising.keeps:
+            return
         at, last = sequence.computed // PAGE, min(sequence.decode_from, len(sequence.tokens) - 1) // PAGE
         tokens = sequence.tokens
         for first in self.prefilling:

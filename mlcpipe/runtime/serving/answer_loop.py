@@ -36,6 +36,7 @@ from mlcpipe.runtime.serving.interface import (
 from mlcpipe.runtime.serving.message_borders import page_borders
 from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence
 from mlcpipe.runtime.serving.step import Event, PrefillRows, Step
+from mlcpipe.runtime.serving.whole_answer import WholeAnswer
 from mlcpipe.runtime.token_rules import RowRules
 
 _REASONS: dict[Finish, FinishReason] = {
@@ -62,7 +63,7 @@ class Answer:
     scores: list[PromptLogprob] = field(default_factory=list)  # of the prompt's tokens but the first
     lookup: Lookup | None = None
     drafter: Drafter | None = None
-    denoising: Denoising | None = None
+    denoising: Denoising | WholeAnswer | None = None
 
 
 class AnswerLoop:
@@ -108,7 +109,7 @@ class AnswerLoop:
 
     def answer(self, request: Request, wake: Wake | None) -> Answer:
         """A checked request as it will be computed after `begin`. Raises UsageError for what the model cannot do."""
-        denoising = denoising_of(request, self._core.bundle.manifest.model.diffusion, self._core.limits.prefill_chunk)
+        denoising = denoising_of(request, self._core.bundle.manifest.model.diffusion, self._core.limits)
         stream = Stream(next(self._numbers), request, wake)
         matcher = None if request.grammar is None else request.grammar.matcher()
         rules = None
@@ -127,7 +128,7 @@ class AnswerLoop:
         """Queue a request."""
         request = answer.stream.request
         self.answers[answer.stream.id] = answer
-        adapter = request.adapter
+        adapter, how = request.adapter, answer.denoising
         leader, ready = self._scoring.get(id(request.tokens)), answer.row.ready
         if request.prompt_logprobs is not None:
             self._scoring[id(request.tokens)] = leader = answer
@@ -141,7 +142,7 @@ class AnswerLoop:
             answer.sequence = self._core.scheduler.submit(
                 ScheduledRequest(
                     tuple(without_dropped(request.tokens, answer.dropped)),
-                    request.max_tokens,
+                    request.max_tokens if how is None else how.most(request.max_tokens),
                     stop_ids=request.stop_ids,
                     priority=max(-1, min(1, -request.priority)),
                     deadline_s=request.deadline_s,
@@ -157,7 +158,7 @@ class AnswerLoop:
                     parks=self._parks,
                     scored=request.prompt_logprobs is not None,
                     pictures={one.number: one for one in request.pictures},
-                    denoising=answer.denoising,
+                    denoising=how,
                     borders=() if answer.dropped else page_borders(len(request.tokens), request.control),
                 )
             )

@@ -150,7 +150,7 @@ def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row:
     for group, table in enumerate(sequence.tables):
         parts[TABLES + group][entry : entry + len(table)] = table
     if SEES in parts:
-        block = sequence.request.denoising.block if sequence.request.denoising is not None else 1
+        block = sequence.request.denoising.sees if sequence.request.denoising is not None else 1
         ends = (np.arange(begin, begin + count, dtype=np.int32) // block + 1) * block
         parts[SEES][row : row + count] = np.minimum(ends, begin + count)
     table = sequence.tables[0]

@@ -1,8 +1,8 @@
-"""Rows of sequences whose blocks are denoised. All of them have the arithmetic of prompts.
+"""Rows of sequences whose blocks, or whole answers, are denoised. All of them have the arithmetic of prompts.
 
 A step computes the tokens of finished blocks that have no keys yet, and after them the block that is denoised: so the
 step in which a block begins also computes the last one, as a prompt's chunk would. Keys of a canvas are overwritten in
-each step; only whole known blocks count as computed.
+each step; only whole known blocks count as computed. Of a whole answer each step computes prompt and answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.sequence import Sequence, State
 from mlcpipe.runtime.serving.step import PrefillRows, Step
+from mlcpipe.runtime.serving.whole_answer import WholeAnswer, WholeCanvas
 from tir_schedules.step_layout import PAGE
 
 
@@ -44,10 +45,13 @@ class BlockSteps:
                 step.prefill.append(PrefillRows(sequence, sequence.computed, count, (), canvas))
 
     def plan_prompt(self, step: Step, sequence: Sequence, rows: int) -> int:
-        """Plan up to `rows` rows of a prompt, at least a block, and its first canvas if all fits -> how many."""
+        """Plan up to `rows` rows of a prompt, at least a block, and its first canvas if all fits -> how many.
+
+        All rows of a whole answer or none: each sees the others.
+        """
         how = _how(sequence)
         unit = max(PAGE, how.block)
-        rows = min(max(rows, unit), self._rows(step))
+        rows = min(max(rows, unit), self._rows(step)) if how.keeps else self._rows(step)
         begin, canvas = sequence.computed, _canvas(sequence)
         count = len(sequence.tokens) + len(canvas.tokens) - begin
         whole = count <= rows and self._has_rows(step, count, canvas)
@@ -70,12 +74,12 @@ class BlockSteps:
         if canvas is None:
             return []
         canvas.keep(proposed, confidence)
-        if not canvas.finished(sequence.request.stop_ids, sequence.request.max_tokens - sequence.answer):
-            return []
-        sequence.canvas = None
-        return sequence.push(canvas.tokens, how.begin(self._limits.context))
+        taken = canvas.take(sequence.request.stop_ids, sequence.request.max_tokens - sequence.answer)
+        if not canvas.tokens:
+            sequence.canvas = None
+        return sequence.push(taken, how.room(self._limits.context))
 
-    def _has_rows(self, step: Step, count: int, canvas: Canvas) -> bool:
+    def _has_rows(self, step: Step, count: int, canvas: Canvas | WholeCanvas) -> bool:
         """Whether a step has so many more rows, and logits for what a canvas asks."""
         asked = sum(len(rows.wanted) for rows in step.prefill)
         return count <= self._rows(step) and asked + len(canvas.asked) <= self._limits.masked_rows
@@ -90,14 +94,14 @@ def is_ready(sequence: Sequence) -> bool:
     return how.begin(len(sequence.tokens)) - sequence.computed <= how.block
 
 
-def _canvas(sequence: Sequence) -> Canvas:
+def _canvas(sequence: Sequence) -> Canvas | WholeCanvas:
     """The canvas of a sequence, blank where its last block is finished."""
     if sequence.canvas is None:
-        sequence.canvas = Canvas.blank(_how(sequence), len(sequence.tokens))
+        sequence.canvas = _how(sequence).blank(len(sequence.tokens))
     return sequence.canvas
 
 
-def _how(sequence: Sequence) -> Denoising:
+def _how(sequence: Sequence) -> Denoising | WholeAnswer:
     how = sequence.request.denoising
     assert how is not None
     return how

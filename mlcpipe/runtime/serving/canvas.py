@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from mlcpipe.bundle.model_info import DiffusionInfo
 from tir_schedules.step_layout import PAGE
 
-_STEP_NUMBERS = 1 << 40  # random numbers of the positions in one step of their block
+STEP_NUMBERS = 1 << 40  # random numbers of the positions in one step of their block
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Denoising:
     mask: int
     editing: float | None = None
     post_steps: int = 0
+
+    keeps = True  # keys of finished blocks stay
 
     @classmethod
     def of(cls, info: DiffusionInfo) -> Denoising:
@@ -51,6 +53,23 @@ class Denoising:
     def end(self, tokens: int) -> int:
         """The end of the block that the next token is in."""
         return self.begin(tokens) + self.block
+
+    @property
+    def sees(self) -> int:
+        """Tokens that see each other: all up to the next multiple of this."""
+        return self.block
+
+    def room(self, context: int) -> int:
+        """Most tokens of prompt and answer in a context: whole blocks."""
+        return self.begin(context)
+
+    def most(self, max_tokens: int) -> int:
+        """Most tokens of the answer to a request with such a limit."""
+        return max_tokens
+
+    def blank(self, known: int) -> Canvas:
+        """The canvas after so many known tokens, before the first step."""
+        return Canvas.blank(self, known)
 
     def share(self, step: int) -> int:
         """Tokens of a block that a step decides, at least."""
@@ -88,7 +107,7 @@ class Canvas:
 
     def number(self, position: int) -> int:
         """Which random number the token at a position takes in this step."""
-        return self.step * _STEP_NUMBERS + position
+        return self.step * STEP_NUMBERS + position
 
     def keep(self, proposed: Sequence[int], confidence: Sequence[float]) -> None:
         """Decide tokens: a proposed one, and its probability, for each of `asked`; the first of equal ones."""
@@ -105,6 +124,18 @@ class Canvas:
             self.tokens[asked[one]] = proposed[one]
         self.step, self.after, self._changed = self.step + 1, self.after + (not masks), bool(masks or edits)
         self._find()
+
+    @property
+    def shift(self) -> int:
+        """How many rows before its own a place has its logits in."""
+        return 0
+
+    def take(self, stop_ids: frozenset[int], most: int) -> list[int]:
+        """Remove all tokens if the canvas is `finished` -> these."""
+        taken: list[int] = []
+        if self.finished(stop_ids, most):
+            taken, self.tokens = self.tokens, []
+        return taken
 
     def finished(self, stop_ids: frozenset[int], most: int) -> bool:
         """Whether all tokens are decided, or the first `most`, or all up to one that ends the answer.

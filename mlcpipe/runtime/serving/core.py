@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest
 from mlcpipe.bundle.memory import Units
+from mlcpipe.bundle.model_info import MAX_ASKED, WholeAnswerInfo
 from mlcpipe.bundle.states import windows_of
 from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
@@ -24,8 +25,8 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.not_finite import compute_error, of_states
 from mlcpipe.runtime.sampler import Masks, Row, Sampler
 from mlcpipe.runtime.sampling_params import SamplingParams
-from mlcpipe.runtime.serving.canvas import Denoising
 from mlcpipe.runtime.serving.cost_model import CostModel
+from mlcpipe.runtime.serving.denoised import denoising_as_stated
 from mlcpipe.runtime.serving.executor import Executor, Forward
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
@@ -78,19 +79,21 @@ class Core:
     ) -> None:
         model = bundle.manifest.model
         scored = _SCORED_BYTES // (4 * model.vocab_size)
-        self.denoising = None if model.diffusion is None else Denoising.of(model.diffusion)
+        self.denoising = None if model.diffusion is None else denoising_as_stated(model.diffusion)
         self.bundle, self.units, self.sampler = bundle, units, Sampler(bundle)
         uncut = model.vision.rows if model.vision is not None and model.vision.ahead else 0
+        whole = isinstance(model.diffusion, WholeAnswerInfo)
+        masked = MAX_ASKED if whole else max(model.max_batch, scored)
         self.limits = replace(
             limits,
             context=min(limits.context, bundle.context_length, units.pages[0] * PAGE),
-            prefill_chunk=min(max(limits.prefill_chunk, uncut), model.prefill_chunk),
+            prefill_chunk=model.prefill_chunk if whole else min(max(limits.prefill_chunk, uncut), model.prefill_chunk),
             decode_rows=min(limits.decode_rows, model.max_batch),
             sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,
             whole_pictures=uncut > 0,
             scored_rows=min(model.prefill_chunk, max(PAGE, scored)),
-            masked_rows=min(model.prefill_chunk, max(model.max_batch, scored)),
+            masked_rows=min(model.prefill_chunk, masked),
         )
         self.executor = Executor(bundle, units, self.limits.decode_rows, adapter_blocks, first_rows)
         self.recorder = StepRecorder() if bundle.stages else bundle.device.step_recorder()

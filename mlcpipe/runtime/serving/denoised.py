@@ -1,18 +1,31 @@
-"""Requests to models that denoise blocks: how they are made, and what they cannot ask for."""
+"""Requests to models that denoise blocks or whole answers: how they are made, and what they cannot ask for."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
-from mlcpipe.bundle.model_info import MAX_BLOCK, DiffusionInfo
+from mlcpipe.bundle.model_info import MAX_BLOCK, DiffusionInfo, WholeAnswerInfo
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.sampling_params import DENOISING, SamplingParams
 from mlcpipe.runtime.serving.canvas import Denoising
 from mlcpipe.runtime.serving.interface import Request
+from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.whole_answer import WholeAnswer
+
+_OF_BLOCKS = ("threshold", "editing_threshold", "max_post_steps")
+_OF_ANSWERS = ("remasking", "alg_temp")
 
 
-def denoising_of(request: Request, info: DiffusionInfo | None, rows: int) -> Denoising | None:
-    """How a request's blocks are made, by a model that computes up to `rows` rows in a step; None: it has no blocks.
+def denoising_as_stated(info: DiffusionInfo | WholeAnswerInfo) -> Denoising | WholeAnswer:
+    """As the checkpoint says, for the logits of a text."""
+    return Denoising.of(info) if isinstance(info, DiffusionInfo) else WholeAnswer.of(info)
+
+
+def denoising_of(
+    request: Request, info: DiffusionInfo | WholeAnswerInfo | None, limits: Limits
+) -> Denoising | WholeAnswer | None:
+    """How a request's blocks, or its answer, are made by steps with these limits; None: one token follows the other.
 
     Raises UsageError for what does not apply to the model.
     """
@@ -20,10 +33,21 @@ def denoising_of(request: Request, info: DiffusionInfo | None, rows: int) -> Den
     if info is None:
         for name in DENOISING:
             if getattr(sampling, name) is not None:
-                raise UsageError(f"{name} is for models that denoise blocks", next_step="leave it out")
+                raise UsageError(f"{name} is for models that denoise blocks or answers", next_step="leave it out")
         return None
     for what in _refused(request, sampling):
-        raise UsageError(f"a model that denoises blocks has no {what}", next_step="leave it out")
+        raise UsageError(f"a model that denoises {info.denoises} has no {what}", next_step="leave it out")
+    for name in _OF_ANSWERS if isinstance(info, DiffusionInfo) else _OF_BLOCKS:
+        if getattr(sampling, name) is not None:
+            others = "answers" if isinstance(info, DiffusionInfo) else "blocks"
+            raise UsageError(f"{name} is for models that denoise {others}", next_step="leave it out")
+    if isinstance(info, WholeAnswerInfo):
+        return _whole_answer(request, sampling, info, limits)
+    return _blocks(sampling, info, limits.prefill_chunk)
+
+
+def _blocks(sampling: SamplingParams, info: DiffusionInfo, rows: int) -> Denoising:
+    """How blocks are made, by a model that computes up to `rows` rows in a step."""
     block = sampling.block or info.block
     most = min(MAX_BLOCK, rows // 2)
     if MAX_BLOCK % block or block > most:
@@ -39,13 +63,41 @@ def denoising_of(request: Request, info: DiffusionInfo | None, rows: int) -> Den
     )  # fmt: skip
 
 
+def _whole_answer(request: Request, sampling: SamplingParams, info: WholeAnswerInfo, limits: Limits) -> WholeAnswer:
+    """How a whole answer is made, in steps that compute all of the prompt and of it."""
+    order = next((one for one in info.orders if one == sampling.remasking), info.orders[0])
+    if sampling.remasking not in (None, order):
+        raise UsageError("remasking", expected=", ".join(info.orders), found=sampling.remasking)
+    prompt, rows = len(request.tokens), min(limits.context, limits.prefill_chunk)
+    room = rows - prompt
+    if room < 1:
+        raise UsageError("the prompt is too long", expected=f"less than {rows} tokens", found=prompt)
+    answer = min(room, info.answer) if request.max_tokens >= room else request.max_tokens
+    how = WholeAnswer(
+        info.mask, prompt, answer, answer, answer, order, sampling.alg_temp or 0.0, info.shifted, info.eps,
+        secrets.randbits(64) if sampling.seed is None else sampling.seed,
+    )  # fmt: skip
+    if how.order_temperature and (not how.by_schedule or how.order == "origin"):
+        raise UsageError(f"alg_temp does not apply to the order {order}", next_step="leave it out")
+    if how.by_schedule and sampling.block is not None:
+        raise UsageError("block is for LLaDA, and Dream decides its answer as one", next_step="leave it out")
+    how = how.in_steps(min(sampling.block or answer, answer), sampling.steps)
+    if how.block > limits.masked_rows:
+        raise UsageError(
+            "tokens that are decided together", expected=f"at most {limits.masked_rows}", found=how.block,
+            next_step="ask for less with max_tokens" + ("" if how.by_schedule else ", or for smaller ones with block"),
+        )  # fmt: skip
+    return how
+
+
 def check_options(
-    info: DiffusionInfo | None, *, context_shift: bool = False, drafts: bool = False, prefixes: bool = False
-) -> None:
-    """Raises UsageError for what an engine of a model which denoises blocks cannot do."""
+    info: DiffusionInfo | WholeAnswerInfo | None, *, context_shift: bool = False, drafts: bool = False,
+    prefixes: bool = False,
+) -> None:  # fmt: skip
+    """Raises UsageError for what an engine of a model which denoises blocks or answers cannot do."""
     for name, asked in (("context shift", context_shift), ("drafts", drafts), ("saved prefixes", prefixes)):
         if info is not None and asked:
-            raise UsageError(f"a model that denoises blocks has no {name}", next_step="leave it out")
+            raise UsageError(f"a model that denoises {info.denoises} has no {name}", next_step="leave it out")
 
 
 def _refused(request: Request, sampling: SamplingParams) -> Iterator[str]:

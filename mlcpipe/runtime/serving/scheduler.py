@@ -64,7 +64,7 @@ class Scheduler:
     def submit(self, request: ScheduledRequest) -> Sequence:
         """Queue a request. Raises UsageError if it could never be served, OverloadedError if too many wait."""
         tokens, context, how = len(request.tokens), self.limits.context, request.denoising
-        context = context if how is None else how.begin(context)
+        context = context if how is None else how.room(context)
         if tokens >= context:
             raise UsageError("the prompt is too long", expected=f"less than {context} tokens", found=tokens)
         most = min(context, tokens + request.max_tokens)

@@ -19,6 +19,7 @@ from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_droppe
 from mlcpipe.runtime.serving.drafting import Drafter
 from mlcpipe.runtime.serving.picture_positions import moved_by
 from mlcpipe.runtime.serving.prefix_node import Checkpoint, Node
+from mlcpipe.runtime.serving.whole_answer import WholeAnswer, WholeCanvas
 from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class ScheduledRequest:
     pictures       those whose rows are among the tokens, by number (`mlcpipe.vision.processors.picture`)
     parks          after the answer its pages stay until others need them, also the last one, for the next turn
     scored         the forwards of the prompt give logits of all its rows; its namespace is its own
-    denoising      how blocks of the answer are made, or None where one token follows the other
+    denoising      how blocks of the answer are made, or all of it, or None where one token follows the other
     borders        the ends of pages before which its messages end, in order: see `message_borders.py`
 
     Raises UsageError.
@@ -76,7 +77,7 @@ class ScheduledRequest:
     parks: bool = False
     scored: bool = False
     pictures: abc.Mapping[int, Picture] = field(default_factory=dict)
-    denoising: Denoising | None = None
+    denoising: Denoising | WholeAnswer | None = None
     borders: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -127,7 +128,7 @@ class Sequence:
     draft       proposed tokens after the last one
     moved       where RoPE has the tokens up to the last one of a picture, i32[3, n]; None: where they are
     delta       what it adds to the positions of those after them
-    canvas      the tokens after the known ones in a block that is denoised
+    canvas      the tokens after the known ones in a block, or an answer, that is denoised
     passed_s    how long shorter prompts were served before this one, less how long it was served since
     leader      the sequence that computes the beginning of this one, up to `leader_tokens`
     taken_page  the page in which a parked sequence ended that this one continues, `taken_mask` its `decode_mask`, and
@@ -153,7 +154,7 @@ class Sequence:
     draft: list[int] = field(default_factory=list)
     moved: NDArray[np.int32] | None = field(init=False)
     delta: int = field(init=False)
-    canvas: Canvas | None = None
+    canvas: Canvas | WholeCanvas | None = None
     dropped: int = 0
     preemptions: int = 0
     passed_s: float = 0.0

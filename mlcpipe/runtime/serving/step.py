@@ -10,6 +10,7 @@ from mlcpipe.runtime.serving.canvas import Canvas
 from mlcpipe.runtime.serving.cost_model import Load
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
+from mlcpipe.runtime.serving.whole_answer import WholeCanvas
 
 NOT_DRAWN = -1  # instead of a token: the row is computed again
 
@@ -38,7 +39,7 @@ class PrefillRows(NamedTuple):
     begin: int
     rows: int
     drawing: tuple[Sequence, ...] = ()
-    canvas: Canvas | None = None
+    canvas: Canvas | WholeCanvas | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -53,7 +54,7 @@ class PrefillRows(NamedTuple):
         """The rows that give logits, counted from the first one."""
         if self.canvas is None:
             return [self.rows - 1] * len(self.drawing)
-        return [self.rows - len(self.canvas.tokens) + place for place in self.canvas.asked]
+        return [self.rows - len(self.canvas.tokens) + place - self.canvas.shift for place in self.canvas.asked]
 
 
 class Event(NamedTuple):

@@ -16,9 +16,10 @@ from tokenizers import decoders, pre_tokenizers, processors
 
 from mlcpipe.errors import CheckpointWarning
 from mlcpipe.runtime.text.special_tokens import SpecialTokens, read_special_tokens
-from mlcpipe.runtime.text.tokenizer_files import BERT, GPT2, SETTINGS, TOKENIZER, open_library
+from mlcpipe.runtime.text.tokenizer_files import BERT, GPT2, QWEN2, SETTINGS, TOKENIZER, open_library
 
-GEMMA, LLAMA, QWEN2 = "GemmaTokenizer", "LlamaTokenizer", "Qwen2Tokenizer"
+GEMMA, LLAMA = "GemmaTokenizer", "LlamaTokenizer"
+_COPIES = {"DreamTokenizer": QWEN2}  # in the code of checkpoints
 # Model types with a class; with "" they have none, whatever the files say.
 _REGISTERED = {
     **dict.fromkeys(("bert", "nomic_bert"), BERT),
@@ -78,7 +79,8 @@ def _class_of(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     stated = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if registered == "" or model == "qwen2" or not isinstance(stated, str):  # Qwen 2's files often have a wrong one
         return registered or ""
-    return stated.removesuffix("Fast")
+    stated = stated.removesuffix("Fast")
+    return _COPIES.get(stated, stated)
 
 
 def _set_options(library: tokenizers.Tokenizer, settings: Mapping[str, Any], kind: str) -> None:

@@ -40,9 +40,13 @@ FILE_NAMES = (
     TEMPLATE_FOLDER,
 )
 
-# Classes whose pre-tokenizer is GPT-2's; others cut text by rules that vocab.json and merges.txt do not hold.
-BERT, GPT2 = "BertTokenizer", "GPT2Tokenizer"
-_GPT2_CLASSES = (GPT2, "CodeGenTokenizer")
+# Classes whose pre-tokenizers are known here: vocab.json and merges.txt do not hold the rules by which others cut text.
+BERT, GPT2, QWEN2 = "BertTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"
+_BYTE_LEVEL_CLASSES = (GPT2, "CodeGenTokenizer", QWEN2)
+# How Qwen 2 cuts text (transformers, `tokenization_qwen2.py`).
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _CONVERT = (
     'convert it once: python -c "from transformers import AutoTokenizer as T; '
@@ -112,7 +116,7 @@ def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
             "broken tokenizer", path, lambda: tokenizers.Tokenizer.from_str(source), "download tokenizer.json again"
         )
     elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
-        library = _gpt2(folder, kind or GPT2)
+        library = _byte_level(folder, kind or GPT2)
     elif (folder / "vocab.txt").exists() and kind == BERT:
         library = _bert(folder)
     elif own := sorted(folder.glob("rwkv_vocab*.txt")):
@@ -134,12 +138,12 @@ def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
     return library
 
 
-def _gpt2(folder: Path, kind: str) -> tokenizers.Tokenizer:
-    if kind not in _GPT2_CLASSES:
+def _byte_level(folder: Path, kind: str) -> tokenizers.Tokenizer:
+    if kind not in _BYTE_LEVEL_CLASSES:
         raise TokenizerError(
             "no tokenizer.json",
             where=folder,
-            expected="GPT2Tokenizer for vocab.json and merges.txt alone",
+            expected="GPT2Tokenizer or Qwen2Tokenizer for vocab.json and merges.txt alone",
             found=kind,
             next_step=_CONVERT,
         )
@@ -156,7 +160,12 @@ def _gpt2(folder: Path, kind: str) -> tokenizers.Tokenizer:
         )
     merges = [(pair[0], pair[1]) for pair in pairs]
     library = guarded("broken vocabulary", folder, lambda: tokenizers.Tokenizer(models.BPE(vocab, merges)))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if kind == QWEN2:
+        library.normalizer = normalizers.NFC()
+        words = pre_tokenizers.Split(tokenizers.Regex(_QWEN2_WORDS), "isolated")
+        library.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    else:
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     return library
 

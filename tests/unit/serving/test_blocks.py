@@ -15,6 +15,7 @@ from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.canvas import Canvas, Denoising
 from mlcpipe.runtime.serving.denoised import check_options, denoising_of
 from mlcpipe.runtime.serving.interface import Request
+from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
@@ -22,6 +23,7 @@ from tir_schedules.step_layout import SEES
 
 MASK = 99
 INFO = DiffusionInfo(mask=MASK, block=4, steps=4, threshold=0.9)
+LIMITS = Limits(128, prefill_chunk=64)
 
 
 def test_more_probable_tokens_than_the_threshold_stay_or_else_a_share() -> None:
@@ -132,27 +134,29 @@ def test_what_needs_the_token_before_is_refused_by_name(
 ) -> None:
     request = Request([3], 4, SamplingParams(**settings), **request_fields)
     with pytest.raises(UsageError, match=what):
-        denoising_of(request, INFO, 64)
+        denoising_of(request, INFO, LIMITS)
 
 
 def test_settings_of_the_checkpoint_and_of_a_request() -> None:
     request = Request([3], 4, SamplingParams())
-    assert denoising_of(request, INFO, 64) == Denoising(4, 4, 0.9, MASK, None, 16)
+    assert denoising_of(request, INFO, LIMITS) == Denoising(4, 4, 0.9, MASK, None, 16)
     own = replace(request, sampling=SamplingParams(block=32, steps=8, threshold=0.5))
-    assert denoising_of(own, INFO, 64) == Denoising(32, 8, 0.5, MASK, None, 16)
+    assert denoising_of(own, INFO, LIMITS) == Denoising(32, 8, 0.5, MASK, None, 16)
     edits = replace(request, sampling=SamplingParams(editing_threshold=0.0, max_post_steps=4))
-    assert denoising_of(edits, INFO, 64) == Denoising(4, 4, 0.9, MASK, 0.0, 4)
+    assert denoising_of(edits, INFO, LIMITS) == Denoising(4, 4, 0.9, MASK, 0.0, 4)
     info = INFO.model_copy(update={"editing_threshold": 0.5, "max_post_steps": 7})
-    assert denoising_of(request, info, 64) == Denoising(4, 4, 0.9, MASK, 0.5, 7)
+    assert denoising_of(request, info, LIMITS) == Denoising(4, 4, 0.9, MASK, 0.5, 7)
     none = replace(request, sampling=SamplingParams(editing_threshold=1))
-    assert denoising_of(none, info, 64) == Denoising(4, 4, 0.9, MASK, None, 7)
+    assert denoising_of(none, info, LIMITS) == Denoising(4, 4, 0.9, MASK, None, 7)
     larger = replace(own, sampling=replace(own.sampling, steps=None))
-    assert denoising_of(larger, INFO, 64) == Denoising(
+    assert denoising_of(larger, INFO, LIMITS) == Denoising(
         32, 32, 0.5, MASK, None, 16
     )  # a step for each token, as the model has
-    assert denoising_of(request, None, 64) is None
-    with pytest.raises(UsageError, match="block is for models that denoise blocks"):
-        denoising_of(own, None, 64)
+    assert denoising_of(request, None, LIMITS) is None
+    with pytest.raises(UsageError, match="remasking is for models that denoise answers"):
+        denoising_of(replace(request, sampling=SamplingParams(remasking="random")), INFO, LIMITS)
+    with pytest.raises(UsageError, match="block is for models that denoise blocks or answers"):
+        denoising_of(own, None, LIMITS)
     for option, name in (("context_shift", "context shift"), ("drafts", "drafts"), ("prefixes", "saved prefixes")):
         with pytest.raises(UsageError, match=name):
             check_options(INFO, **{option: True})

@@ -238,6 +238,7 @@ GPT2: dict[str, Files] = {
     "with its tokens around": {"add_bos_token": True, "add_eos_token": True},
     "with a prefix space": {"add_prefix_space": True, "additional_special_tokens": ["xx"]},
     "other names": {"bos_token": "<|b|>", "add_bos_token": True, "added_tokens_decoder": {"260": flagged("<|b|>")}},
+    "as Qwen 2 cuts it": {"tokenizer_class": "Qwen2Tokenizer"},
 }
 
 
@@ -249,6 +250,16 @@ def test_vocab_and_merges(name: str, ends: str, tmp_path: Path) -> None:
     made = agree(write(tmp_path, None, {**files, CONFIG: settings}))
     pair = AutoTokenizer.from_pretrained(tmp_path)("hi", " hi")["input_ids"]
     assert made.library.encode("hi", " hi").ids == pair
+
+
+def test_dream_has_the_tokenizer_of_qwen_2(tmp_path: Path) -> None:
+    """By the name of a copy of its class, which checkpoints have in code of their own."""
+    ids = []
+    for kind in ("DreamTokenizer", "Qwen2Tokenizer"):
+        (tmp_path / kind).mkdir()
+        files = {"vocab.json": json.dumps(VOCAB), "merges.txt": MERGES, CONFIG: {"tokenizer_class": kind}}
+        ids.append(load(write(tmp_path / kind, None, files)).encode("hi  hi12'S\n\n xx e\u0301" + END))
+    assert ids[0] == ids[1]
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])

@@ -177,8 +177,8 @@ def test_vocab_and_merges_alone(folder: Path, corpus: list[str]) -> None:
     for text in plain:
         assert tokenizer.encode(text) == reference.encode(text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    edit(folder / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
-    with pytest.raises(TokenizerError, match="expected GPT2Tokenizer .* found Qwen2Tokenizer; convert it once"):
+    edit(folder / "tokenizer_config.json", tokenizer_class="BartTokenizer")
+    with pytest.raises(TokenizerError, match="expected GPT2Tokenizer .* found BartTokenizer; convert it once"):
         load(folder)
     edit(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
     (folder / "merges.txt").write_text("a b c\n", encoding="utf-8")

@@ -56,7 +56,7 @@ def test_whole_answers_have_the_orders_of_their_program() -> None:
             {"model_type": "dream", "sliding_window": 32, "use_sliding_window": True, "max_window_layers": 0},
             "no window",
         ),
-        ({"model_type": "llada", "layer_norm_type": "default", **LLADA}, "layer_norm_type"),
+        ({"model_type": "llada", **LLADA, "layer_norm_type": "default"}, "layer_norm_type"),
         ({"model_type": "llada", **LLADA, "rope": False}, "rope"),
         ({"model_type": "llada", **LLADA, "embedding_size": 160_128}, "embedding_size"),
         ({"model_type": "diffusion_gemma"}, "a pass to read"),

@@ -281,11 +281,12 @@ def sample_with_confidence(vocab: int) -> tirx.PrimFunc:
 def sample_with_measure(vocab: int) -> tirx.PrimFunc:
     """As `sample`."""
 
-    def body(*buffers: Buffer) -> None:
+    def rows(*buffers: Buffer) -> None:
         *drawn_from, measure, token, confidence = buffers
-        _sample_rows(vocab, *drawn_from, token, confidence, measure)
+        body(*drawn_from, token, confidence, measure)
 
-    return function_of(SIGNATURES["sample_with_measure"], dimensions(vocab), body)
+    body: Callable[..., None] = partial(_sample_rows, vocab)
+    return function_of(SIGNATURES["sample_with_measure"], dimensions(vocab), rows)
 
 
 def _sample_rows(

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.bundle.model_info import Order
 from mlcpipe.models import qwen2
 from mlcpipe.models.diffusion.llada import whole_answer
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields
 
 CONTEXT = 2048  # tokens that it was trained with; files state those of Qwen
-ORDERS = ("entropy", "origin", "maskgit_plus", "topk_margin")
+ORDERS: tuple[Order, ...] = ("entropy", "origin", "maskgit_plus", "topk_margin")
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:

@@ -103,17 +103,17 @@ class WholeAnswer:
     def part(self, step: int) -> np.float32:
         """The part of the masks that are left which a step of Dream's schedule decides: 1 - s / t, float32.
 
-        t and s are torch's `linspace(1, eps, steps + 1)` at the step and after it. The last step decides all.
+        t and s are torch's `linspace(1, eps, steps + 1)` at the step and after it: float32 sums, rounded once, from the
+        nearer end. The last step decides all.
         """
+        part: np.float32 = np.float32(1)
         if step == self.steps - 1:
-            return np.float32(1)
-        end, each = np.float32(self.eps), (np.float32(self.eps) - np.float32(1)) / np.float32(self.steps)
+            return part
+        end, each = float(np.float32(self.eps)), float((np.float32(self.eps) - np.float32(1)) / np.float32(self.steps))
         half = (self.steps + 1) // 2
-        t, s = (
-            np.float32(1) + each * np.float32(i) if i < half else end - each * np.float32(self.steps - i)
-            for i in (step, step + 1)
-        )
-        return np.float32(1) - s / t
+        t, s = (np.float32(1 + each * i if i < half else end - each * (self.steps - i)) for i in (step, step + 1))
+        part -= s / t
+        return part
 
 
 @dataclass

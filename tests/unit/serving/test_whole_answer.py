@@ -30,7 +30,7 @@ def test_the_schedule_is_that_of_the_program_in_float32(steps: int) -> None:
     times = torch.linspace(1, 1e-3, steps + 1)
     how = WholeAnswer(MASK, 3, 64, 64, steps, "entropy")
     parts = [how.part(step) for step in range(steps)]
-    np.testing.assert_allclose(parts[:-1], (1 - times[1:-1] / times[:-2]).numpy(), rtol=1e-5)
+    assert parts[:-1] == (1 - times[1:-1] / times[:-2]).tolist() and parts[-1] == 1
     for left in (1, 5, 63, 64, 500):
         counts = [int(torch.tensor(left) * (1 - times[i + 1] / times[i])) for i in range(steps - 1)]
         assert [int(np.float32(left) * part) for part in parts] == [*counts, left]

@@ -63,8 +63,8 @@ def opened(program: Path, files: list[Path], count: int, seed: int) -> list[int]
 
 @pytest.mark.full
 def test_sanitizers_find_nothing(files: list[Path], tmp_path: Path) -> None:
-    found = opened(program(tmp_path, *SANITIZED), files, 400, 2)
-    assert all(0 < number < 300 for number in found), found
+    found = opened(program(tmp_path, *SANITIZED), files, 1000, 2)
+    assert all(0 < number < 750 for number in found), found
 
 
 @pytest.mark.everything

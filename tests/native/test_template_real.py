@@ -35,10 +35,8 @@ def test_texts_and_refusals_are_those_of_python(library: ctypes.CDLL, sources: d
         counts, wrong = compare(native, ChatTemplate(source, **TOKENS, now=lambda: NOW), seed, count)
         assert not wrong, f"{name}, {len(wrong)} differ, the first: {wrong[0]}"
         total = {key: known + counts[key] for key, known in total.items()}
-    assert (
-        total["rendered"] > real_templates.COUNT * count // 2
-        and min(total.values()) > real_templates.COUNT * count // 50
-    )
+    assert total["rendered"] > real_templates.COUNT * count // 2
+    assert min(total.values()) > real_templates.COUNT * count // 100
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.everything)])

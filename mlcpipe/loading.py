@@ -39,6 +39,7 @@ def load(
     threads: int | None = None,
     adapter: str | Path | None = None,
     context_shift: bool = False,
+    picture_rows: int | None = None,
     draft: Literal["lookup", "off"] | None = None,
     draft_model: str | Path | None = None,
     draft_head: str | None = None,
@@ -65,7 +66,7 @@ def load(
             allow.
         threads: threads of the CPU kernels; None is MLCPIPE_THREADS or the number of physical cores.
         adapter: folder of a LoRA adapter that PEFT saved, for all answers.
-        context_shift: answer beyond the context; see `Engine`.
+        context_shift: answer beyond the context; see `Engine`, as for `picture_rows`.
         draft: how next tokens are guessed; see `Engine`. None is "off" without a draft model or head.
         draft_model: a smaller model with the same tokens that drafts, named as `model` is.
         draft_head: folder or `hf://` name of an EAGLE-3 head, Medusa heads or a Gemma 4 assistant, to compile with.
@@ -109,7 +110,7 @@ def load(
         return Engine(
             bundle, context_length=context_length, threads=threads, device=here, adapter=adapter,
             context_shift=context_shift, draft=draft or ("lookup" if draft_head is not None else None),
-            draft_model=drafts, progress=shown,
+            draft_model=drafts, picture_rows=picture_rows, progress=shown,
         )  # fmt: skip
 
 

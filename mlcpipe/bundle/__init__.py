@@ -30,6 +30,7 @@ from mlcpipe.bundle.model_info import (
     EmbeddingInfo,
     ModelInfo,
     SpeechInfo,
+    VideoInfo,
     VisionInfo,
 )
 from mlcpipe.bundle.params_reader import Params, open_params, to_tvm
@@ -61,6 +62,7 @@ __all__ = [
     "State",
     "TargetInfo",
     "VariantInfo",
+    "VideoInfo",
     "VisionInfo",
     "abi_hash",
     "derive_conv_template",

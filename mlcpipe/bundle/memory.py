@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlcpipe.bundle.manifest import Manifest
@@ -18,6 +18,7 @@ MIN_CONTEXT = 512  # tokens that memory must hold where nobody asks for a number
 USEFUL_CONTEXT = 4096  # tokens for which a device must have room to be taken automatically
 _HELPERS = 7  # threads in addition to the one that runs the model
 _CHECKPOINT_SHARE = 4  # slots may take a quarter of the pages' memory
+ENCODE_PICTURE = "encode_picture"  # the function of a tower
 PICTURE_ROWS_BYTES = 64 << 20  # on the host, for rows of pictures, the last ones
 MOST_ANSWERS = 8  # of a model that hears, to one window
 DRAFT_SLOTS = 3  # for the states after each token of a draft but the last
@@ -177,6 +178,13 @@ def tower_bytes(model: ModelInfo) -> int:
         return 0
     inputs = 4 * of.most * (of.merged * of.numbers + of.width)
     return tower_pages(of) * of.page_bytes + inputs + max(PICTURE_ROWS_BYTES, 4 * of.packed * of.width)
+
+
+def for_pictures(workspaces: Mapping[str, int], info: VisionInfo | None) -> dict[str, int]:
+    """Bytes of each function's workspace, of which a tower's that can make larger pictures takes what it writes."""
+    if info is None or not info.largest:
+        return dict(workspaces)
+    return {**workspaces, ENCODE_PICTURE: -(-workspaces[ENCODE_PICTURE] * info.rows // info.largest)}
 
 
 def tower_pages(of: VisionInfo) -> int:

@@ -66,6 +66,15 @@ class AssistantInfo(Frozen):
     width: Positive = Field(description="numbers of a row that it continues from")
 
 
+class VideoInfo(Frozen):
+    """How frames are taken of a video, each of which, or several together, become pictures."""
+
+    fps: Annotated[float, Field(gt=0, le=1000, description="frames of a second of a file")]
+    settings: Table[Name, Count] = Field(description="of the processor; `most_frames` is that of all")
+    mean: Items[float] = Field(description="as of pictures")
+    std: Items[float]
+
+
 class VisionInfo(Frozen):
     """A tower: functions encode_picture, over pages of its own layers, and prefill_pictures. A row has the numbers of
     a text's hidden state, or of several, of which the others are added after the text's first layers.
@@ -92,12 +101,18 @@ class VisionInfo(Frozen):
         " and whose patches nothing sees",
     )
     rows: Positive = Field(description="that a call makes, at most, without that one")
+    largest: Count = Field(
+        default=0,
+        description="rows that the library can make in a call, where an engine may be asked for larger"
+        " pictures than those of `rows`; 0: no others",
+    )
     merged: Positive = Field(description="patches of a row")
     numbers: Positive = Field(description="of a patch")
     places: Positive = Field(default=1, description="integers that say where a patch is")
     windows: Count = Field(default=0, description="within which some layers attend, at most, each with its own pages")
     width: Positive = Field(description="numbers of a row")
     page_bytes: Positive
+    video: VideoInfo | None = Field(default=None, description="of models that see videos")
 
     @property
     def most(self) -> int:

@@ -17,11 +17,12 @@ from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes, read_f
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.support.defaults import DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.support.json_files import read_json_object, shown, shown_path
+from mlcpipe.vision import VIDEO_PROCESSOR
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
-# Of pictures: newer files have theirs in the second one, as `image_processor`.
-PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")
+# Of pictures, and of videos: newer files have both in the second one, as `image_processor` and `video_processor`.
+PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -209,14 +210,25 @@ def printable_name(name: str) -> str | None:
 
 def read_preprocessor(folder: Path) -> dict[str, Any] | None:
     """How a folder's pictures are made ready, None if it does not say: what is in processor_config.json counts, as in
-    transformers. Raises ConfigError.
+    transformers. What it says of videos alone is under `video_processor`. Raises ConfigError.
     """
-    alone, whole = (folder / name for name in PROCESSOR_CONFIGS)
-    found = read_config(whole).get("image_processor") if whole.is_file() else None
+    alone, whole, alone_of_videos = (folder / name for name in PROCESSOR_CONFIGS)
+    both = read_config(whole) if whole.is_file() else {}
+    pictures = _object(both, "image_processor", whole, alone)
+    videos = _object(both, VIDEO_PROCESSOR, whole, alone_of_videos)
+    if pictures is None:
+        return None
+    pictures.pop(VIDEO_PROCESSOR, None)
+    return pictures if videos is None else {**pictures, VIDEO_PROCESSOR: videos}
+
+
+def _object(both: Mapping[str, Any], name: str, whole: Path, alone: Path) -> dict[str, Any] | None:
+    """An object of the file `whole`, or else the file `alone`. Raises ConfigError."""
+    found = both.get(name)
     if found is None:
         return read_config(alone) if alone.is_file() else None
     if not isinstance(found, dict):
-        raise ConfigError("image_processor", where=whole.name, expected="an object", found=shown(found))
+        raise ConfigError(name, where=whole.name, expected="an object", found=shown(found))
     return found
 
 

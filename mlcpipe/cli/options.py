@@ -123,6 +123,13 @@ ContextShiftOption = Annotated[
         help="Continue when the context is full: keep its first 16 tokens and its last half, forget the rest.",
     ),
 ]
+PictureRowsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows of the largest picture, each in the place of a token, of models that take pictures of any size; "
+        "larger ones are shrunk. (default: 2048)"
+    ),
+]
 ThreadsOption = Annotated[
     int | None, typer.Option(help="Threads of the CPU kernels. (default: the physical cores; decode may take fewer)")
 ]

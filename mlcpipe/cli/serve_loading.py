@@ -109,7 +109,8 @@ def load(
     from tir_schedules.step_layout import RANK
 
     device, threads = bundles.device, options.threads
-    bundle = load_bundle(bundles.own, options.context, threads, device, progress or SilentProgress())
+    progress, rows = progress or SilentProgress(), options.picture_rows
+    bundle = load_bundle(bundles.own, options.context, threads, device, progress, picture_rows=rows)
     tokenizer = (tokenizers or KeptTokenizers()).open(bundles.own, bundle.manifest)
     smaller = None if bundles.drafts is None else open_draft_model(bundles.drafts, bundle, tokenizer, device)
     manifest = bundle.manifest

@@ -19,6 +19,7 @@ from mlcpipe.cli.options import (
     DraftHeadOption,
     KvCacheDtypeOption,
     MmprojOption,
+    PictureRowsOption,
     QuantizationOption,
     StagesOption,
     TargetOption,
@@ -117,8 +118,8 @@ class ServeOptions:
         bool,
         typer.Option(
             "--allow-remote-images",
-            help="Fetch pictures of http(s) URLs, for models that see: from public addresses alone, at most 32 MiB and "
-            "30 s a request.",
+            help="Fetch pictures and videos of http(s) URLs, for models that see: from public addresses alone, at most "
+            "32 MiB and 30 s a request.",
         ),
     ] = False
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate in PEM: serve HTTPS.")] = None
@@ -234,6 +235,7 @@ class ServeOptions:
     drain: Annotated[int, typer.Option(help="Seconds that answers have to finish after Ctrl-C or SIGTERM.")] = 30
     context: ContextOption = None
     context_shift: ContextShiftOption = False
+    picture_rows: PictureRowsOption = None
     device: DeviceOption = AUTO
     stages: StagesOption = None
     device_memory_bytes: DeviceMemoryOption = None
@@ -290,7 +292,7 @@ class ServeOptions:
         """The options of a model that is not the first: without those of one model."""
         return replace(
             self, model=[model], name=None, alias=None, warm=None, adapter=None, draft_model=None, draft_head=None,
-            mmproj=None, semantic_cache=None,
+            mmproj=None, picture_rows=None, semantic_cache=None,
         )  # fmt: skip
 
     def adapter_ranks_for(self, packed_ranks: int) -> int:
@@ -313,6 +315,7 @@ class ServeOptions:
         """Raises UsageError for numbers out of range, and options that exclude each other or have no effect."""
         check_at_least_one(
             context=self.context, threads=self.threads, sequences=self.sequences, step_ms=self.step_ms,
+            picture_rows=self.picture_rows,
             max_queue=self.max_queue, max_per_key=self.max_per_key, drain=self.drain, adapter_ranks=self.adapter_ranks,
             semantic_entries=self.semantic_entries, ray=self.ray,
         )  # fmt: skip
@@ -331,6 +334,8 @@ class ServeOptions:
             raise UsageError("--draft-model", expected="no --draft off", found=self.draft_model)
         if self.draft_head is not None and (self.draft_model is not None or not self.drafts):
             raise UsageError("--draft-head", expected="no --draft-model and no --draft off", found=self.draft_head)
+        if self.picture_rows is not None and self.ray is not None:
+            raise UsageError("--picture-rows", expected="no --ray, whose models see no pictures", found="both")
         if self.share_prompts and len(set(self.keys)) < 2:
             raise UsageError("--share-prompts has no effect", expected="two keys or more", found=len(set(self.keys)))
         if self.adapter_folder and not self.keys:
@@ -353,7 +358,7 @@ class ServeOptions:
             alone = {
                 "name": self.name, "alias": self.alias, "warm": self.warm, "adapter": self.adapter,
                 "draft-model": self.draft_model, "draft-head": self.draft_head, "mmproj": self.mmproj,
-                "semantic-cache": self.semantic_cache,
+                "picture-rows": self.picture_rows, "semantic-cache": self.semantic_cache,
             }  # fmt: skip
             given = next((name for name, value in alone.items() if value), None)
             if given is not None:
@@ -376,6 +381,7 @@ class ServeOptions:
             "draft_model": self.draft_model,
             "draft_head": self.draft_head,
             "mmproj": self.mmproj,
+            "picture_rows": self.picture_rows,
             "context_shift": self.context_shift,
             "swap_bytes": self.swap_bytes,
             "allow_remote_images": self.allow_remote_images,

@@ -69,10 +69,11 @@ def transcribe_command(
             raise UsageError("no file of sound", where=file, expected="a path of a file")
     from mlcpipe import SpeechParams, Transcriber
     from mlcpipe.runtime.speech.decoding import rising
-    from mlcpipe.sound.decode import require_pyav
+    from mlcpipe.sound.decode import EXTRA
+    from mlcpipe.support.pyav import require_pyav
 
     params = SpeechParams(language=language, task=task.value, prompt=prompt, temperatures=rising(temperature))
-    require_pyav()
+    require_pyav(*EXTRA)
     console = stderr_console()
     with console_progress(console, lasting=False) as progress:
         bundle = prepare_bundle(model, device, quantization, target=target, task=TRANSCRIBE, progress=progress)

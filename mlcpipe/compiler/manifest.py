@@ -30,6 +30,7 @@ from mlcpipe.bundle import (
 )
 from mlcpipe.bundle.conv_template import Message, Render
 from mlcpipe.bundle.manifest import FORMAT_VERSION
+from mlcpipe.bundle.memory import for_pictures
 from mlcpipe.bundle.row_runs import runs_of
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
@@ -176,7 +177,7 @@ def _memory_plan(job: Job) -> MemoryPlan:
     return MemoryPlan(
         weights_bytes=job.weights_bytes - host,
         decode_weights_bytes=sum(w.decode_nbytes for w in job.state.weights),
-        workspace_bytes=workspace_bytes(job.state.mod),
+        workspace_bytes=for_pictures(workspace_bytes(job.state.mod), job.vision),
         attention_bytes=job.attention_bytes,
         host_bytes=host,
     )

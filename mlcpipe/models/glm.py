@@ -31,10 +31,10 @@ def build_of(config: Mapping[str, Any], form: LayerForm) -> CausalLM:
     """The module of layers of a form."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     rope = base.rope(partial=DEFAULT_ROTATED)
-    bias = base.fields.flag("attention_bias", True)
+    bias, in_pairs = base.fields.flag("attention_bias", True), base.fields.flag("rope_interleave", True)
     return decoder(
         base,
-        base.attentions(qkv_bias=bias, interleaved=rope.rotary_dim),
+        base.attentions(qkv_bias=bias, interleaved=rope.rotary_dim if in_pairs else 0),
         lambda i: FusedGatedMLP(base.hidden_size, base.intermediate_size, base.act),
         form=form,
         ropes=[rope],

@@ -30,11 +30,15 @@ class Tower(LanguageModel):
     """
 
     def __init__(
-        self, facts: ModelFacts, body: nn.Module, projector: nn.Module, info: VisionInfo, layout: Layout | None = None
-    ) -> None:
-        """`layout` is that of the text's RoPE, if it has three positions of each row."""
+        self, facts: ModelFacts, body: nn.Module, projector: nn.Module, info: VisionInfo,
+        layout: Layout | None = None, usual: VisionInfo | None = None,
+    ) -> None:  # fmt: skip
+        """`layout` is that of the text's RoPE, if it has three positions of each row. `info` is for the largest
+        pictures, `usual` for those of an engine that is not asked for them.
+        """
         super().__init__(facts)
         self.model, self.projector, self.info, self.layout = body, projector, info, layout
+        self.usual = info if usual is None else usual.model_copy(update={"largest": info.rows})
         for param in (*body.parameters(), *projector.parameters()):
             param.attrs["reads"] = Fraction(0)
 
@@ -48,7 +52,7 @@ class Tower(LanguageModel):
 
     def described(self) -> VisionInfo:
         """For the manifest, once the dtypes are set."""
-        return self.info.model_copy(update={"page_bytes": self.states()[0].unit_bytes})
+        return self.usual.model_copy(update={"page_bytes": self.states()[0].unit_bytes})
 
     def encode_picture(
         self, patches: Tensor, places: Tensor, step: Tensor, rows: Tensor, states: list[Tensor]

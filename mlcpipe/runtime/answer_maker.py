@@ -14,7 +14,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.answer_reader import AnswerReader, CallingText, Reading
 from mlcpipe.runtime.generation import Generation
 from mlcpipe.runtime.model import LoadedModel
-from mlcpipe.runtime.pictures import completion, marked, read_pictures, with_rows
+from mlcpipe.runtime.pictures import completion, seen, with_rows
 from mlcpipe.runtime.response_format import ResponseFormat, form_of
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.answer_loop import Answer
@@ -83,7 +83,9 @@ class AnswerMaker:
         self, messages: Sequence[Message], sampling: SamplingParams, asked: Asked
     ) -> tuple[Generation, Answer]:
         """The answer to a conversation, before it begins."""
-        plain, sources = marked(messages)
+        bundle = self.model.bundle
+        vision = bundle.manifest.model.vision
+        plain, pictures = seen(messages, vision, bundle.context_length)
         check_messages(plain)
         calling = self._calling
         choice = choice_of(asked.tools or (), asked.tool_choice, parallel=asked.parallel_tool_calls)
@@ -92,11 +94,10 @@ class AnswerMaker:
         prepared, variables = calling.style.prepare(without_thoughts(given) if harmony else given, choice.tools)
         template = self.tokenizer.chat_template(self.tokenizer.template_name(variables.get("tools")))
         check_roles(plain, template)
-        pictures = self.pictures(sources)
         variables |= thinking_variables(template, asked.thinking)
         tokens = self.tokenizer.encode_chat(
             prepared, allow_control_tokens=asked.allow_control_tokens,
-            completed=completion(sources, self.model.bundle.manifest.model.vision), **variables,
+            completed=completion(pictures, vision), **variables,
         )  # fmt: skip
         thinking = thoughts_after(self.tokenizer, template.source, tokens)
         form = None if asked.response_format is None else form_of(asked.response_format)
@@ -111,11 +112,6 @@ class AnswerMaker:
             with_rows(tokens, pictures, self.tokenizer), sampling, asked.stop, asked.max_tokens, harmony=harmony,
             grammar=grammar, reading=reading, pictures=pictures,
         )  # fmt: skip
-
-    def pictures(self, sources: Sequence[tuple[str, Any]]) -> list[Picture]:
-        """What `marked` found, ready for the model. Raises UsageError."""
-        bundle = self.model.bundle
-        return read_pictures(sources, bundle.manifest.model.vision, bundle.context_length)
 
     def continuation(
         self,

@@ -55,6 +55,8 @@ class Engine:
             at a time where that is faster; answers do not change. None is "off" without a draft model or a head in the
             bundle.
         draft_model: bundle of a smaller model with the same tokens, which guesses them where the texts do not.
+        picture_rows: rows of the largest picture, each in the place of a token, of models that take pictures of any
+            size; larger ones are shrunk. None is 2048.
         progress: receives the stages of loading onto a device, and the bytes of weights copied.
 
     Raises BundleError, TargetError or ResourceError, CheckpointError for the adapter, and UsageError for a context that
@@ -72,6 +74,7 @@ class Engine:
         context_shift: bool = False,
         draft: Literal["lookup", "off"] | None = None,
         draft_model: str | Path | None = None,
+        picture_rows: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         path = local_path(bundle)
@@ -79,7 +82,8 @@ class Engine:
             raise UsageError("no folder of a bundle", found=bundle, next_step="mlcpipe.load takes names of the hub")
         self.path = path
         began = time.perf_counter()
-        loaded = load_bundle(self.path, context_length, threads, device, progress or SilentProgress())
+        progress = progress or SilentProgress()
+        loaded = load_bundle(self.path, context_length, threads, device, progress, picture_rows=picture_rows)
         if context_shift:
             check_shiftable(loaded.context_length)
         if draft not in (None, "lookup", "off") or (draft == "off" and draft_model is not None):
@@ -279,7 +283,9 @@ class Engine:
             messages: objects with `role` and `content`. A control token that is written in one, such as `<|im_end|>`,
                 is text. Content may be a list of `{"type": "text", "text": …}` and, for models that see, pictures
                 `{"type": "image", "image": …}`: a path, the bytes of a JPEG, PNG, WebP or GIF, a PIL.Image, or an
-                array uint8 [height, width, channels].
+                array uint8 [height, width, channels]; and, for models that see them, videos
+                `{"type": "video", "video": …}`: a path, the bytes of a file, or a list of such pictures, whose
+                `times_s` may say when each of them is.
             sampling: how tokens are sampled; None is `default_sampling`.
             stop: strings that end the answer, which lacks them.
             max_tokens: of the answer; None is as many as the context has room for.

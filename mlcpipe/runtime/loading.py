@@ -28,6 +28,7 @@ from mlcpipe.devices.support.threads import own_threads, use_threads
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError, last_line, no_memory
 from mlcpipe.host import cpu_features
 from mlcpipe.runtime.device_memory import Memory, by_memory
+from mlcpipe.runtime.picture_limit import with_picture_rows
 from mlcpipe.runtime.text.tokenizer_files import FILE_NAMES
 from mlcpipe.runtime.variants import choose, executable_of, function_of
 from mlcpipe.support.env import env
@@ -110,6 +111,7 @@ def load_bundle(
     device: str | None = None,
     progress: Progress = SilentProgress(),
     make_weights: Callable[[Manifest, Device], dict[str, Any]] | None = None,
+    picture_rows: int | None = None,
 ) -> LoadedBundle:
     """Open a bundle; the arguments are those of `Engine`. `make_weights` replaces the weights, for `compile_code`.
 
@@ -127,13 +129,14 @@ def load_bundle(
         _check_system(part.folder, part.manifest)
         variant = choose(part.manifest.target, env().cpu_variant)
         places.append((part, variant, open_device(variant, spec)))
+    asked = with_picture_rows(manifest, picture_rows)
     context_length = _choose_context_length(
-        manifest, context_length, [(part.manifest, where) for part, _, where in places]
+        asked, context_length, [(part.manifest if manifest.stages else asked, where) for part, _, where in places]
     )
     _check_origin(path, manifest)
     loaded = [_load_part(*place, context_length, threads, progress, make_weights) for place in places]
     if not manifest.stages:
-        return loaded[0]
+        return replace(loaded[0], manifest=asked)
     stages = [one for one, part in zip(loaded, parts) if not has_experts_alone(part)]
     experts = loaded[-1] if len(stages) < len(loaded) else None
     return replace(stages[-1], manifest=manifest, stages=tuple(stages), experts=experts)

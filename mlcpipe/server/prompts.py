@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.errors import UsageError
-from mlcpipe.runtime.pictures import completion, marked, read_pictures, with_rows
+from mlcpipe.runtime.pictures import completion, seen, with_rows
 from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.reasoning import BEGIN, END
 from mlcpipe.runtime.text.thinking import thinking_switch, thoughts_after
@@ -61,9 +61,10 @@ def render(
         raise UsageError("continue_final_message", expected="a model whose answers have no channels")
     if ending == "continued":
         messages = [*messages[:-1], _begun(messages[-1])]
-    plain, sources = marked(plain_messages(messages))
+    given = plain_messages(messages)
     # Checked before parsing and rendering, which may take 100 times the memory.
-    tokenizer.check_length(_chars([plain, [[tool.description, tool.parameters] for tool in tools], variables]))
+    tokenizer.check_length(_chars([given, [[tool.description, tool.parameters] for tool in tools], variables]))
+    plain, pictures = seen(given, vision, room)  # first: templates of texts fail where a model sees none
     prepared, extras = style.prepare([with_arguments({**message}, value_in) for message in plain], tools)
     clash = _OURS & set(variables)
     if clash:
@@ -72,8 +73,7 @@ def render(
     name = tokenizer.template_name(extras.get("tools"))
     if "enable_thinking" in variables and (switch := thinking_switch(tokenizer.chat_template(name))):
         variables = {switch: variables["enable_thinking"], **variables}
-    pictures = read_pictures(sources, vision, room)  # first: templates of texts fail where a model sees none
-    tokens = tokenizer.encode_chat(prepared, completed=completion(sources, vision), **{**variables, **extras, **ends})
+    tokens = tokenizer.encode_chat(prepared, completed=completion(pictures, vision), **{**variables, **extras, **ends})
     if ending == "continued":
         content = prepared[-1]["content"]
         thinking: Thinking = "open" if content.rfind(BEGIN) > content.rfind(END) else "none"

@@ -1,4 +1,4 @@
-"""Pictures of http(s) URLs, for a server that may fetch them: from public addresses alone, and bounded.
+"""Pictures and videos of http(s) URLs, for a server that may fetch them: from public addresses alone, and bounded.
 
 A request names an address inside the server's network at will: a host is resolved once, all its addresses are checked,
 and the connection is made to one of those that were checked, so that no later answer of a name server counts. Redirects
@@ -205,7 +205,7 @@ class RemotePictures:
         """The picture, or where it has moved. Raises ApiError."""
         import httpx2
 
-        headers = {"host": url.netloc.decode("ascii"), "accept": "image/*", "accept-encoding": "identity"}
+        headers = {"host": url.netloc.decode("ascii"), "accept": "image/*, video/*", "accept-encoding": "identity"}
         host = {"sni_hostname": url.raw_host.decode("ascii")}
         for address in addresses:
             try:
@@ -249,7 +249,8 @@ def _with_bytes(index: int, message: Mapping[str, Any], found: Mapping[str, byte
     def filled(at: int, part: Any) -> Any:
         if not (is_picture(part) and _is_remote(url := url_of(part))):
             return part
-        return picture(found[url], detail_of(part), where=place_of(part, f"{place}[{at}].image_url"))
+        where_it_is = place_of(part, f"{place}[{at}].{part['type']}")
+        return picture(found[url], detail_of(part), where=where_it_is, kind=part["type"])
 
     full = {**message, "content": [filled(at, part) for at, part in enumerate(content)]}
     return PlacedMessage(full, where, place)

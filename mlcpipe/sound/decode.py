@@ -12,6 +12,7 @@ import numpy as np
 from mlcpipe.errors import UsageError, last_line
 from mlcpipe.sound.log_mel import RATE_HZ, Floats
 from mlcpipe.support.files import read_bounded
+from mlcpipe.support.pyav import frames_of, options, require_pyav
 
 # Names of FFmpeg's demuxers: none of those that open other files or addresses, such as hls and concat.
 FORMATS = ("aac", "aiff", "au", "caf", "flac", "matroska", "mov", "mp3", "mpeg", "mpegts", "ogg", "w64", "wav", "webm")
@@ -19,7 +20,7 @@ _WHAT = "the sound"
 MAX_BYTES = 512 << 20
 MAX_S = 6 * 3600
 MIN_RATE_HZ, MAX_RATE_HZ = 1000, 768_000  # of a file: one second of 1 Hz would become 16,000 samples
-_PROBED_BYTES = 1 << 20
+EXTRA = ("sound files", "sound")  # what needs PyAV, and the extra that has it
 # A file that is refused by name: the weights of another program are no sound.
 _GGML, _GGUF = (b"lmgg", b"ggml"), b"GGUF"
 
@@ -58,15 +59,14 @@ def _checked(samples: Any, max_s: float) -> Floats:
 
 
 def _decoded(data: bytes, where: Path | None, max_s: float) -> Floats:
-    av = require_pyav()
+    av = require_pyav(*EXTRA)
     if data[:4] in (*_GGML, _GGUF):
         raise UsageError(
             f"{_WHAT} is a model of GGML", where=where, expected="a sound", found="whisper.cpp's weights or the like"
         )
     parts, count, most = [], 0, int(max_s * RATE_HZ)
     try:
-        options = {"format_whitelist": ",".join(FORMATS), "probesize": str(_PROBED_BYTES)}
-        with av.open(io.BytesIO(data), options=options, metadata_errors="ignore") as container:
+        with av.open(io.BytesIO(data), options=options(FORMATS), metadata_errors="ignore") as container:
             if not container.streams.audio:
                 raise UsageError(
                     f"{_WHAT} has no sound", where=where, expected="a file with sound", found="other streams"
@@ -99,7 +99,7 @@ def _samples(av: Any, container: Any) -> Iterator[Any]:
     resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
     stream = container.streams.audio[0]
     stream.thread_type = "NONE"
-    for frame in _frames(av, container, stream):
+    for frame in frames_of(av, container, stream):
         if not MIN_RATE_HZ <= frame.sample_rate <= MAX_RATE_HZ:
             rates = f"{MIN_RATE_HZ} to {MAX_RATE_HZ} samples a second"
             raise UsageError(f"the rate of {_WHAT}", expected=rates, found=frame.sample_rate)
@@ -108,28 +108,3 @@ def _samples(av: Any, container: Any) -> Iterator[Any]:
             yield made.to_ndarray().reshape(-1)
     for made in resampler.resample(None):
         yield made.to_ndarray().reshape(-1)
-
-
-def _frames(av: Any, container: Any, stream: Any) -> Iterator[Any]:
-    """The frames of a stream; broken packets among good ones are left out, as players do."""
-    good = bad = 0
-    for packet in container.demux(stream):
-        try:
-            frames = packet.decode()
-        except av.error.InvalidDataError:
-            bad += 1
-            if bad > good + 16:
-                raise
-            continue
-        good += len(frames)
-        yield from frames
-
-
-def require_pyav() -> Any:
-    """PyAV. Raises UsageError where it is missing."""
-    try:
-        import av
-    except ImportError:
-        raise UsageError("sound files need PyAV", next_step='install the extra: pip install "mlcpipe[sound]"') from None
-    av.logging.set_level(None)
-    return av

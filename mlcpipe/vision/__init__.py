@@ -54,6 +54,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "pixtral": _PLAIN,
     **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_vl"), _QWEN),
 }
+VIDEO_PROCESSOR = "video_processor"  # among the fields of pictures: those of videos alone
 TURNED = ("projector.mm_input_projection_weight",)  # how the names of matrices [in, out] end
 
 

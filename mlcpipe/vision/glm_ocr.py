@@ -18,7 +18,17 @@ from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.mlp import activation
 from mlcpipe.nn.norm import LayerNorm, RMSNorm
 from mlcpipe.nn.tower import Tower
-from mlcpipe.vision.qwen2_vl import AxialEncoder, axial_spec, axial_theta, patch_info, text_of
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, in_layers
+from mlcpipe.vision.processors.qwen2_vl import USUAL_ROWS, limited
+from mlcpipe.vision.qwen2_vl import (
+    MMPROJ_NAMES,
+    AxialEncoder,
+    axial_spec,
+    axial_theta,
+    complete_mmproj,
+    patch_info,
+    text_of,
+)
 
 _MERGER_EPS = 1e-5
 
@@ -47,7 +57,7 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
     facts = ModelFacts(str(config["model_type"]), 0, hidden, layers, info.rows * info.merged, (), ())
     body = AxialEncoder(spec, layers, info.numbers, axial_theta(vision), bias=True)
     layout = mrope.sectioned(mrope.sections(text, (8, 12, 12)))
-    return Tower(facts, body, _Projector(spec, info.merged, width), info, layout)
+    return Tower(facts, body, _Projector(spec, info.merged, width), info, layout, limited(info, USUAL_ROWS))
 
 
 class _Projector(nn.Module):
@@ -80,3 +90,30 @@ class _Merger(nn.Module):
         """[t, width] -> [t, width]."""
         x = op.gelu(self.post_projection_norm(self.proj(x)))
         return self.down_proj(op.multiply(self.act(self.gate_proj(x)), self.up_proj(x)))
+
+
+def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
+    vision = whole["vision_config"]
+    vision |= {
+        "out_hidden_size": file.integer("projection_dim"),
+        "rms_norm_eps": vision["layer_norm_eps"],
+        "attention_bias": "v.blk.0.attn_qkv.bias" in file,
+    }
+    complete_mmproj(file, whole, preprocessor, 112 * 112, 28 * 28 * 15000, "<|image|>")
+
+
+MMPROJ = Mmproj(
+    "glm4v",
+    {"glm4": "glm_ocr"},
+    _complete,
+    {
+        **MMPROJ_NAMES,
+        **in_layers("tower.model.blocks", {f"attn_{x}_norm": f"attn.{x}_norm" for x in "qk"}),
+        **in_layers("tower.model.blocks", {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
+        "v.post_ln": "tower.projector.post_layernorm",
+        "mm.patch_merger": "tower.projector.downsample",
+        "mm.model.fc": "tower.projector.merger.proj",
+        "mm.post_norm": "tower.projector.merger.post_projection_norm",
+        **{f"mm.{x}": f"tower.projector.merger.{x}_proj" for x in ("gate", "up", "down")},
+    },
+)

@@ -9,13 +9,15 @@ from tvm import tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.bundle.model_info import VisionInfo
+from mlcpipe.bundle.model_info import VideoInfo, VisionInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.tower import Tower
+from mlcpipe.vision import VIDEO_PROCESSOR
 from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile
-from mlcpipe.vision.preprocessor import WHERE, channels, preprocessor_fields
+from mlcpipe.vision.preprocessor import WHERE, channels, preprocessor_fields, video_fields, video_info
+from mlcpipe.vision.processors.idefics3 import MOST_WORDS
 from mlcpipe.vision.siglip import MMPROJ_NAMES, siglip
 
 _MOST_PIXELS = 4096  # of a side, after the first resizing
@@ -47,6 +49,7 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
         width=width,
         page_bytes=1,
     )
+    info = info.model_copy(update={"video": _video(preprocessor, info)})
     return Tower(facts, body, _Connector(scale * scale * facts.hidden_size, width), info)
 
 
@@ -62,6 +65,27 @@ def _settings(preprocessor: Mapping[str, Any]) -> dict[str, int]:
     settings["resample"] = fields.integer("resample", 1, low=0, high=5)
     settings |= {name: int(fields.flag(name, True)) for name in _FLAGS}
     return settings
+
+
+def _video(preprocessor: Mapping[str, Any], info: VisionInfo) -> VideoInfo | None:
+    """How frames are taken of a video, None of a model that was not trained on them. Raises ConfigError."""
+    of_videos = Fields(preprocessor, WHERE).table(VIDEO_PROCESSOR) or preprocessor
+    if of_videos.get("video_sampling") is None:
+        return None
+    fields = video_fields(preprocessor, do_resize=(True, None), do_pad=(True, None))
+    sampling = Fields(fields.table("video_sampling"), f"{fields.where} video_sampling")
+    tile = Fields(fields.table("max_image_size"), f"{fields.where} max_image_size")
+    if tile.integer("longest_edge", info.settings["tile"]) != info.settings["tile"]:
+        expected = f"the pictures' {info.settings['tile']}"
+        raise ConfigError("field longest_edge", where=tile.where, expected=expected, found=tile.get("longest_edge"))
+    of_sampling = sampling.table("video_size")
+    size = Fields(fields.table("size") or of_sampling, f"{fields.where} size")  # the first one counts in transformers
+    settings = {
+        "most_frames": sampling.integer("max_frames", high=MOST_WORDS),
+        "longest": min(size.integer("longest_edge"), _MOST_PIXELS),
+        "resample": fields.integer("resample", 1, low=1, high=3),
+    }
+    return video_info(fields, sampling.number("fps", low=1e-3, high=1000.0), settings)
 
 
 class _Connector(nn.Module):
@@ -89,6 +113,7 @@ def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
         "max_image_size": {"longest_edge": tile},
         "size": {"longest_edge": file.integer("preproc_image_size", 4 * tile)},
         "resample": 1,
+        "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": tile}},
     }
 
 

@@ -13,11 +13,12 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
-from mlcpipe.nn.linear import Float32, Linear
+from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.mlp import activation
 from mlcpipe.nn.norm import LayerNorm
 from mlcpipe.nn.tower import Tower
 from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile
+from mlcpipe.vision.place_table import PlaceTable
 from mlcpipe.vision.preprocessor import WHERE, channels, preprocessor_fields, resample
 from mlcpipe.vision.siglip import MMPROJ_NAMES, siglip
 
@@ -80,45 +81,35 @@ class _Embeddings(nn.Module):
 
     def __init__(self, hidden_size: int, patch: int, side: int) -> None:
         self.patch_embedding = Linear(3 * patch * patch, hidden_size, True, quantize=False)
-        self.position_embedding = _Table(side, hidden_size)
+        self.position_embedding = PlaceTable(side, hidden_size, resized)
 
     def forward(self, patches: Tensor, places: Tensor) -> Tensor:
         """patches [m, 3 * patch * patch], places i32[m, 4] -> [m, hidden]."""
-        x, vectors = self.patch_embedding(patches), self.position_embedding(places)
-        return op.add(x, vectors if x.dtype == "float32" else op.astype(vectors, x.dtype))
+        return self.position_embedding(self.patch_embedding(patches), places)
 
 
-class _Table(nn.Module):
-    """Vectors of side * side places, resized as torch does with mode bilinear and antialias, whose pixels are areas."""
+def resized(side: int, table: te.Tensor, places: te.Tensor) -> te.Tensor:
+    """As torch does with mode bilinear and antialias, whose pixels are areas: weights of the table's rows and columns
+    are triangles, wider where the picture has fewer patches.
+    """
+    one = tirx.const(1.0, "float32")
 
-    def __init__(self, side: int, hidden_size: int) -> None:
-        self.side = side
-        self.weight = Float32((side * side, hidden_size))
+    def triangle(axis: tirx.PrimExpr, i: tirx.Var, k: tirx.PrimExpr) -> tirx.PrimExpr:
+        scale = tirx.const(float(side), "float32") / places[i, axis + 2].astype("float32")
+        centre = (places[i, axis].astype("float32") + 0.5) * scale
+        return tirx.max(one - tirx.abs(k.astype("float32") + 0.5 - centre) / tirx.max(scale, one), 0.0)
 
-    def forward(self, places: Tensor) -> Tensor:
-        """places i32[m, 4] (row, column, numbers of them) -> f32[m, hidden]."""
-        return op.tensor_expr_op(self._resized, "resized", [self.weight, places])
-
-    def _resized(self, table: te.Tensor, places: te.Tensor) -> te.Tensor:
-        """Weights of the table's rows and columns are triangles, wider where the picture has fewer patches."""
-        side, one = self.side, tirx.const(1.0, "float32")
-
-        def triangle(axis: tirx.PrimExpr, i: tirx.Var, k: tirx.PrimExpr) -> tirx.PrimExpr:
-            scale = tirx.const(float(side), "float32") / places[i, axis + 2].astype("float32")
-            centre = (places[i, axis].astype("float32") + 0.5) * scale
-            return tirx.max(one - tirx.abs(k.astype("float32") + 0.5 - centre) / tirx.max(scale, one), 0.0)
-
-        shape = (2, places.shape[0], side)
-        weights = te.compute(shape, triangle, name="triangles")
-        k = te.reduce_axis((0, side), name="k")
-        total = te.compute(shape[:2], lambda axis, i: te.sum(weights[axis, i, k], axis=k), name="total")
-        r, c = te.reduce_axis((0, side), name="r"), te.reduce_axis((0, side), name="c")
-        found = te.compute(
-            (places.shape[0], table.shape[1]),
-            lambda i, j: te.sum(weights[0, i, r] * weights[1, i, c] * table[r * side + c, j], axis=[r, c]),
-            name="found",
-        )
-        return te.compute(found.shape, lambda i, j: found[i, j] / (total[0, i] * total[1, i]), name="resized")
+    shape = (2, places.shape[0], side)
+    weights = te.compute(shape, triangle, name="triangles")
+    k = te.reduce_axis((0, side), name="k")
+    total = te.compute(shape[:2], lambda axis, i: te.sum(weights[axis, i, k], axis=k), name="total")
+    r, c = te.reduce_axis((0, side), name="r"), te.reduce_axis((0, side), name="c")
+    found = te.compute(
+        (places.shape[0], table.shape[1]),
+        lambda i, j: te.sum(weights[0, i, r] * weights[1, i, c] * table[r * side + c, j], axis=[r, c]),
+        name="found",
+    )
+    return te.compute(found.shape, lambda i, j: found[i, j] / (total[0, i] * total[1, i]), name="resized")
 
 
 class _Projector(nn.Module):

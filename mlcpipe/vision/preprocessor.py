@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.bundle.model_info import VideoInfo
 from mlcpipe.nn.config import Fields
+from mlcpipe.vision import VIDEO_PROCESSOR
 
 WHERE = "preprocessor_config.json"
+MOST_FRAMES = 4096  # that a processor may take of a video
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Fields with the values that change nothing here; those of the files' own names, kinds and types do not count.
@@ -49,3 +52,19 @@ def side(fields: Fields, name: str, default: int, high: int = 4096) -> int:
     height = table.integer("height", default, high=high)
     table.refuse(width=(height, None), longest_edge=(None,), shortest_edge=(None,))
     return height
+
+
+def video_fields(preprocessor: Mapping[str, Any], **neutral: tuple[Any, ...]) -> Fields:
+    """The fields of videos, which are those of pictures where files say nothing else. Raises ConfigError as
+    `preprocessor_fields`.
+    """
+    own = Fields(preprocessor, WHERE).table(VIDEO_PROCESSOR)
+    fields = Fields(own or preprocessor, VIDEO_PROCESSOR if own else WHERE)
+    fields.refuse(**{**_NEUTRAL, **neutral})
+    return fields
+
+
+def video_info(fields: Fields, fps: float, settings: dict[str, int]) -> VideoInfo:
+    """What the manifest says of videos with these fields. Raises ConfigError."""
+    mean, std = (channels(fields.values, name) for name in ("image_mean", "image_std"))
+    return VideoInfo(fps=fps, settings=settings, mean=mean, std=std)

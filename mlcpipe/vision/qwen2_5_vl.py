@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,12 +19,14 @@ from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.rows import rows_of
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
-from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, in_layers
-from mlcpipe.vision.processors.qwen2_vl import MOST_RATIO
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, check_eps, in_layers
+from mlcpipe.vision.processors.qwen2_5_vl import limited
+from mlcpipe.vision.processors.qwen2_vl import USUAL_ROWS
 from mlcpipe.vision.qwen2_vl import (
     EPS,
     MERGER_NAMES,
     MMPROJ_NAMES,
+    MOST_ROWS,
     Merger,
     PatchEmbed,
     axial_rotation,
@@ -54,19 +55,14 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
     window = vision.integer("window_size", 112) // info.settings["merge"] // info.settings["patch"]
     if not window:
         raise ConfigError("field window_size", where=vision.where, expected="a block of patches", found="less")
-    sides = math.isqrt(info.rows) * (math.sqrt(MOST_RATIO) + 1) + 2 * MOST_RATIO  # at most, of a picture's grid
-    info = info.model_copy(
-        update={
-            "processor": "qwen2_5_vl",
-            "settings": {**info.settings, "window": window},
-            "places": info.places + 1,
-            "windows": math.ceil(info.rows / window**2 + sides / window) + 1,
-        }
-    )
+    settings = {**info.settings, "window": window}
+    info = info.model_copy(update={"processor": "qwen2_5_vl", "settings": settings, "places": info.places + 1})
+    info = limited(info, MOST_ROWS)
     facts = ModelFacts(str(config["model_type"]), 0, hidden, layers, info.rows * info.merged, (), ())
     body = _Vision(replace(spec, gated=True), layers, info.numbers, whole_picture, axial_theta(vision))
     projector = _Projector(Merger(hidden, info.merged, width, names=("ln_q", "mlp.0", "mlp.2"), rms=True))
-    return Tower(facts, body, projector, info, mrope.sectioned(mrope.sections(text, (16, 24, 24))))
+    layout = mrope.sectioned(mrope.sections(text, (16, 24, 24)))
+    return Tower(facts, body, projector, info, layout, limited(info, USUAL_ROWS))
 
 
 class _Layer(EncoderLayer):
@@ -128,6 +124,7 @@ def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
         "fullatt_block_indexes": [i for i in range(min(vision["num_hidden_layers"], 1024)) if (i + 1) % every == 0],
         "window_size": file.integer("window_size", 112),
     }
+    check_eps(file, EPS)
     complete_mmproj(file, whole, preprocessor, 56 * 56, 14 * 14 * 4 * 16384)
 
 

@@ -23,26 +23,21 @@ from mlcpipe.nn.rope import Rope, cos_sin
 from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.tower import Tower
 from mlcpipe.vision.mmproj import PART, Config, Mmproj, MmprojFile, check_eps, in_layers
-from mlcpipe.vision.processors.qwen2_vl import most_rows
+from mlcpipe.vision.preprocessor import (
+    CLIP_MEAN,
+    CLIP_STD,
+    MOST_FRAMES,
+    WHERE,
+    channels,
+    preprocessor_fields,
+    video_fields,
+    video_info,
+)
+from mlcpipe.vision.processors.qwen2_vl import USUAL_ROWS, limited, most_rows
 
 EPS = 1e-6
-_WHERE = "preprocessor_config.json"
-# Of a picture, 2 megapixels for patches of 16: larger ones are shrunk, because the time of attention grows with the
-# square, and its memory is in the plan of every bundle.
-MOST_ROWS = 2048
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Fields with the values that change nothing here; those of the files' own names, kinds and types do not count.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "do_convert_rgb": (True, None),
-    "do_resize": (True, None),
-    "do_rescale": (True, None),
-    "do_normalize": (True, None),
-    "do_pad": (False, None),
-    "do_center_crop": (False, None),
-    "rescale_factor": (1 / 255, None),
-    "input_data_format": (None,),
-    "data_format": ("channels_first", None),
-}
+MOST_ROWS = 1 << 14  # of a picture that a library is compiled for: those of published files
+_SIZED = {"do_resize": (True, None), "do_pad": (False, None)}  # as all processors of the family do
 
 
 def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
@@ -60,7 +55,8 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
     facts = ModelFacts(str(config["model_type"]), 0, hidden, layers, info.rows * info.merged, (), ())
     body = AxialEncoder(spec, layers, info.numbers, axial_theta(vision), bias=False)
     projector = Mergers(Merger(hidden, info.merged, width, names=("ln_q", "mlp.0", "mlp.2")))
-    return Tower(facts, body, projector, info, mrope.sectioned(mrope.sections(text, (16, 24, 24))))
+    layout = mrope.sectioned(mrope.sections(text, (16, 24, 24)))
+    return Tower(facts, body, projector, info, layout, limited(info, USUAL_ROWS))
 
 
 def text_of(config: Mapping[str, Any], vision: Fields, name: str, width: int) -> Mapping[str, Any]:
@@ -176,14 +172,14 @@ def patch_info(
     vision: Fields, preprocessor: Mapping[str, Any], token: int, width: int, *, patch: int,
     processor: str = "qwen2_vl", pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280), all_frames: bool = False,
 ) -> VisionInfo:  # fmt: skip
-    """What the manifest says of a tower with rows of `width` numbers, whose pages are not known yet.
+    """What the manifest says of a tower with rows of `width` numbers, whose pages are not known yet, for the largest
+    pictures that its library is compiled for.
 
     `patch` is the tower's default, in pixels of a side, and `pixels` are the processor's bounds; `all_frames`: which
     count those of all frames of a patch. Raises ConfigError for fields that are not honoured, and for a
     processor that makes other patches than the tower reads.
     """
-    fields = Fields(preprocessor, _WHERE)
-    fields.refuse(**_NEUTRAL)
+    fields = preprocessor_fields(preprocessor, **_SIZED)
     sizes = []
     for name, default, of_tower, usual in (
         ("patch_size", 14, "patch_size", patch),
@@ -192,7 +188,7 @@ def patch_info(
     ):
         found, expected = fields.integer(name, default, high=256), vision.integer(of_tower, usual, high=256)
         if expected != found:
-            raise ConfigError(f"field {name}", where=_WHERE, expected=f"the tower's {expected}", found=found)
+            raise ConfigError(f"field {name}", where=WHERE, expected=f"the tower's {expected}", found=found)
         sizes.append(found)
     size, merge, frames = sizes
     side = size * merge
@@ -200,14 +196,16 @@ def patch_info(
     counted = frames if all_frames else 1
     longest = min(longest, counted * MOST_ROWS * side * side)
     if shortest > longest:
-        raise ConfigError("pixels of a picture", where=_WHERE, expected=f"at most {longest}", found=shortest)
-    settings = {"patch": size, "merge": merge, "frames": frames, "shortest": shortest, "longest": longest}
-    settings["resample"] = fields.integer("resample", 3, low=0, high=5)
+        raise ConfigError("pixels of a picture", where=WHERE, expected=f"at most {longest}", found=shortest)
+    settings = {
+        "patch": size, "merge": merge, "frames": frames, "shortest": shortest, "longest": longest,
+        "most_pixels": longest, "counted": counted, "resample": fields.integer("resample", 3, low=0, high=5),
+    }  # fmt: skip
     return VisionInfo(
         processor=processor,
         settings=settings,
-        mean=_channels(fields, "image_mean", _CLIP_MEAN),
-        std=_channels(fields, "image_std", _CLIP_STD),
+        mean=channels(preprocessor, "image_mean", CLIP_MEAN),
+        std=channels(preprocessor, "image_std", CLIP_STD),
         token=token,
         rows=most_rows(side, shortest / counted, longest / counted),
         merged=merge * merge,
@@ -220,9 +218,9 @@ def patch_info(
 
 def _pixels(fields: Fields, default: Sequence[int]) -> tuple[int, int]:
     """Pixels of a picture, at least and at most: of `size`, or of older files' own fields."""
-    size = Fields(fields.table("size"), f"{_WHERE} size")
+    size = Fields(fields.table("size"), f"{fields.where} size")
     if others := set(size.values) - {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}:
-        raise ConfigError("field size", where=_WHERE, expected="numbers of pixels", found=sorted(others)[0])
+        raise ConfigError("field size", where=fields.where, expected="numbers of pixels", found=sorted(others)[0])
     found = []
     for old, name, usual in zip(("min_pixels", "max_pixels"), ("shortest_edge", "longest_edge"), default):
         of_size = size.integer(name, usual, high=1 << 32) if size.get(name) is not None else usual
@@ -230,8 +228,30 @@ def _pixels(fields: Fields, default: Sequence[int]) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _channels(fields: Fields, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(fields.numbers(name, 3)) if fields.get(name) is not None else default
+def with_video(info: VisionInfo, preprocessor: Mapping[str, Any]) -> VisionInfo:
+    """The tower's, with how Qwen3-VL takes frames of a video. Raises ConfigError for fields that are not honoured, and
+    for videos with other patches than pictures have.
+    """
+    fields = video_fields(preprocessor, num_frames=(None,), **_SIZED)
+    of, where = info.settings, fields.where
+    side = of["patch"] * of["merge"]
+    for name, own in (("patch_size", "patch"), ("merge_size", "merge"), ("temporal_patch_size", "frames")):
+        if fields.integer(name, of[own]) != of[own]:
+            raise ConfigError(f"field {name}", where=where, expected=f"the tower's {of[own]}", found=fields.get(name))
+    shortest, longest = _pixels(fields, (128 * 32 * 32, 32 * 32 * 768))
+    most = min(longest, of["frames"] * MOST_ROWS * side * side)
+    if shortest > most:
+        raise ConfigError("pixels of a video", where=where, expected=f"at most {most}", found=shortest)
+    least = fields.integer("min_frames", 4, high=MOST_FRAMES)
+    capped = fields.flag("cap_pixels_per_frame", False)
+    settings = {
+        "shortest": shortest, "longest": longest, "least_frames": least,
+        "most_frames": fields.integer("max_frames", 768, low=least, high=MOST_FRAMES),
+        "capped_rows": fields.integer("max_video_tokens", 768) if capped else 0,
+        "resample": fields.integer("resample", 3, low=1, high=3),
+    }  # fmt: skip
+    fps = fields.number("fps", 2.0, low=1e-3, high=1000.0)
+    return info.model_copy(update={"video": video_info(fields, fps, settings)})
 
 
 def axial_rotation(places: Tensor, head_dim: int, theta: float) -> Rotation:
@@ -252,10 +272,14 @@ def axial_rotation(places: Tensor, head_dim: int, theta: float) -> Rotation:
     return cos_sin(Rope(4 * quarter, theta, inverse * 2), positions, None, [0] * quarter + [1] * quarter)
 
 
-def complete_mmproj(file: MmprojFile, whole: Config, preprocessor: Config, shortest: int, longest: int) -> None:
-    """The fields of Qwen's towers, and those of pictures as published, if the file does not say how many pixels."""
+def complete_mmproj(
+    file: MmprojFile, whole: Config, preprocessor: Config, shortest: int, longest: int, picture: str = "<|image_pad|>"
+) -> None:
+    """The fields of Qwen's towers, and those of pictures as published, if the file does not say how many pixels.
+
+    `picture` is the text of a picture's token.
+    """
     vision = whole["vision_config"]
-    check_eps(file, EPS)
     if "mrope_section" not in (whole["text_config"].get("rope_parameters") or {}):
         raise ConfigError(
             "the text does not see", expected="a text with rope.dimension_sections, such as that of Qwen3-VL",
@@ -267,7 +291,7 @@ def complete_mmproj(file: MmprojFile, whole: Config, preprocessor: Config, short
         "num_heads": vision["num_attention_heads"],
         "spatial_merge_size": merge,
     }
-    whole["image_token_id"] = file.token("<|image_pad|>")
+    whole["image_token_id"] = file.token(picture)
     preprocessor |= {
         "patch_size": patch,
         "merge_size": merge,
@@ -285,6 +309,7 @@ def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
     hidden, width = vision["hidden_size"], vision.pop("intermediate_size")
     if not width or width % hidden:
         raise file.error("embedding_length", f"a divisor of {width}, the rows of v.blk.0.ffn_up.weight", hidden)
+    check_eps(file, EPS)
     vision |= {"embed_dim": hidden, "mlp_ratio": width // hidden, "hidden_size": file.integer("projection_dim")}
     complete_mmproj(file, whole, preprocessor, 56 * 56, 14 * 14 * 4 * 16384)
 

@@ -9,19 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import te, tirx
-from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn import Tensor
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn import mrope
 from mlcpipe.nn.config import Fields
 from mlcpipe.nn.encoder_layer import EncoderSpec
 from mlcpipe.nn.language_model import ModelFacts
-from mlcpipe.nn.linear import Float32
 from mlcpipe.nn.tower import Tower
-from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, in_layers
+from mlcpipe.vision.mmproj import Config, Mmproj, MmprojFile, check_eps, in_layers
+from mlcpipe.vision.place_table import PlaceTable
+from mlcpipe.vision.processors.qwen2_vl import USUAL_ROWS, limited
 from mlcpipe.vision.qwen2_vl import (
+    EPS,
     MMPROJ_NAMES,
+    MOST_ROWS,
     AxialEncoder,
     Merger,
     Mergers,
@@ -31,6 +33,7 @@ from mlcpipe.vision.qwen2_vl import (
     layers_of,
     patch_info,
     text_of,
+    with_video,
 )
 
 # By model: pairs of RoPE that turn by time, row and column, the text's layers, and the token of a picture.
@@ -61,12 +64,14 @@ def build(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Tower:
     width = vision.integer("out_hidden_size", 3584)
     text_of(config, vision, "out_hidden_size", width)
     token = whole.integer("image_token_id", picture, low=0)
-    info = patch_info(vision, preprocessor, token, width * (1 + len(deep)), patch=16)
+    info = patch_info(vision, preprocessor, token, width * (1 + len(deep)), patch=16, processor="qwen3_vl")
+    info = limited(with_video(info, preprocessor), MOST_ROWS)
     facts = ModelFacts(model_type, 0, spec.hidden_size, layers, info.rows * info.merged, (), ())
     body = _Vision(spec, layers, info.numbers, side, deep, axial_theta(vision))
     features = [Merger(spec.hidden_size, info.merged, width, together=True) for _ in deep]
     projector = Mergers(Merger(spec.hidden_size, info.merged, width), features)
-    return Tower(facts, body, projector, info, mrope.interleaved(mrope.sections(text.values, pairs)))
+    layout = mrope.interleaved(mrope.sections(text.values, pairs))
+    return Tower(facts, body, projector, info, layout, limited(info, USUAL_ROWS))
 
 
 def _deepstack(vision: Fields, layers: int, of_text: int, model_type: str) -> tuple[int, ...]:
@@ -77,40 +82,31 @@ def _deepstack(vision: Fields, layers: int, of_text: int, model_type: str) -> tu
     return layers_of(vision, "deepstack_visual_indexes", layers, [8, 16, 24], of_text)
 
 
-class _Table(nn.Module):
-    """Vectors of side * side places, and bilinearly of those between them; the corners are those of a picture."""
+def interpolated(side: int, table: te.Tensor, places: te.Tensor) -> te.Tensor:
+    """Bilinearly, where the corners are those of a picture: as transformers'
+    `get_vision_interpolation_indices_and_weights` with aligned corners.
+    """
+    last = side - 1
 
-    def __init__(self, side: int, hidden_size: int) -> None:
-        self.side = side
-        self.weight = Float32((side * side, hidden_size))
+    def taps(i: tirx.Var, axis: int) -> list[tuple[tirx.PrimExpr, tirx.PrimExpr]]:
+        steps = tirx.max(places[i, axis + 2] - 1, 1).astype("float32")
+        at = places[i, axis].astype("float32") * tirx.const(float(last), "float32") / steps
+        low = tirx.floor(at)
+        found = []
+        for step in (0, 1):
+            weight = tirx.max(tirx.const(1.0, "float32") - tirx.abs(at - low - float(step)), 0.0)
+            place = tirx.max(tirx.min(low.astype("int64") + step, last), 0)
+            found.append((place, weight))
+        return found
 
-    def forward(self, places: Tensor) -> Tensor:
-        """places i32[m, 4] (row, column, numbers of them) -> f32[m, hidden]."""
-        return op.tensor_expr_op(self._interpolated, "interpolated", [self.weight, places])
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        total = tirx.const(0.0, "float32")
+        for row, down in taps(i, 0):
+            for column, across in taps(i, 1):
+                total = total + table[row * side + column, j] * (down * across)
+        return total
 
-    def _interpolated(self, table: te.Tensor, places: te.Tensor) -> te.Tensor:
-        """As transformers' `get_vision_interpolation_indices_and_weights` with aligned corners."""
-        last = self.side - 1
-
-        def taps(i: tirx.Var, axis: int) -> list[tuple[tirx.PrimExpr, tirx.PrimExpr]]:
-            steps = tirx.max(places[i, axis + 2] - 1, 1).astype("float32")
-            at = places[i, axis].astype("float32") * tirx.const(float(last), "float32") / steps
-            low = tirx.floor(at)
-            found = []
-            for step in (0, 1):
-                weight = tirx.max(tirx.const(1.0, "float32") - tirx.abs(at - low - float(step)), 0.0)
-                place = tirx.max(tirx.min(low.astype("int64") + step, last), 0)
-                found.append((place, weight))
-            return found
-
-        def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
-            total = tirx.const(0.0, "float32")
-            for row, down in taps(i, 0):
-                for column, across in taps(i, 1):
-                    total = total + table[row * self.side + column, j] * (down * across)
-            return total
-
-        return te.compute((places.shape[0], table.shape[1]), element, name="interpolated")
+    return te.compute((places.shape[0], table.shape[1]), element, name="interpolated")
 
 
 class _Vision(AxialEncoder):
@@ -120,12 +116,11 @@ class _Vision(AxialEncoder):
         self, spec: EncoderSpec, count: int, numbers: int, side: int, deep: Sequence[int], theta: float
     ) -> None:
         super().__init__(spec, count, numbers, theta, bias=True, deep=deep)
-        self.pos_embed = _Table(side, spec.hidden_size)
+        self.pos_embed = PlaceTable(side, spec.hidden_size, interpolated)
 
     def embedded(self, patches: Tensor, places: Tensor) -> Tensor:
         """As `AxialEncoder.embedded`."""
-        x, vectors = super().embedded(patches, places), self.pos_embed(places)
-        return op.add(x, vectors if x.dtype == "float32" else op.astype(vectors, x.dtype))
+        return self.pos_embed(super().embedded(patches, places), places)
 
 
 def _deep_layers(file: MmprojFile) -> list[int]:
@@ -139,6 +134,7 @@ def _complete(file: MmprojFile, whole: Config, preprocessor: Config) -> None:
         "num_position_embeddings": file.shape("v.position_embd.weight")[0],
         "deepstack_visual_indexes": _deep_layers(file),
     }
+    check_eps(file, EPS)
     complete_mmproj(file, whole, preprocessor, 1 << 16, 1 << 24)
 
 

@@ -1,4 +1,6 @@
-"""Damaged quantized checkpoints, adapters, draft heads and saved pages are read or refused in one line, in bounded memory and time."""
+"""Damaged quantized checkpoints, adapters, draft heads, saved pages and processors are read or refused in one line, in
+bounded memory and time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ resource = pytest.importorskip("resource", reason="memory is measured by getrusa
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.checkpoint.peft import read_adapter
-from tests.fuzz import saved_pages
+from tests.fuzz import processor_files, saved_pages
 from tests.fuzz.findings import finding
 from tests.fuzz.quantized_files import Parser, read_all
 from tests.models.head_files import EAGLE, random_eagle, random_heads, write_eagle
@@ -94,6 +96,7 @@ PARSERS: dict[str, Any] = {
     "mxfp4-experts": Parser(mxfp4_files.write),
     "mlx-experts": Parser(mxfp4_files.write_mlx),
     "saved-pages": saved_pages,
+    "processors": processor_files,
 }
 
 

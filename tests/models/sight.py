@@ -25,6 +25,7 @@ PREPROCESSOR = {
     "do_image_splitting": True, "do_resize": True, "image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.3, 0.4],
     "max_image_size": {"longest_edge": TILE}, "size": {"longest_edge": 2 * TILE}, "resample": 1,
 }  # fmt: skip
+SAMPLING = {"fps": 1, "max_frames": 3, "video_size": {"longest_edge": 70}}  # of videos
 SPECIAL = ("<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>") + tuple(
     f"<row_{r}_col_{c}>" for r in (1, 2) for c in (1, 2)
 )
@@ -49,7 +50,7 @@ def write(folder: Path, *, template: str = TEMPLATE, **vision: Any) -> Any:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.15 + (parameter.dim() == 1))
     model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**PREPROCESSOR, "video_sampling": SAMPLING}))
     return model
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import transformers
 
-from tests.models import sight
+from tests.models import sight, sight_videos
 
 PREPROCESSOR = {
     "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "image_mean": [0.5, 0.4, 0.6],
     "image_std": [0.5, 0.3, 0.4], "size": {"shortest_edge": 256, "longest_edge": 4096},
 }  # fmt: skip
 SPECIAL = ("<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
-IMAGE = 258
+IMAGE, VIDEO = 258, 300
 TEXT = {
     "vocab_size": 304, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512,
@@ -62,7 +62,7 @@ def write(folder: Path, model_type: str) -> Any:
     text, vision = KINDS[model_type]
     config = transformers.AutoConfig.for_model(
         model_type, text_config={**TEXT, **text}, vision_config={**VISION, **vision}, image_token_id=IMAGE,
-        video_token_id=300, vision_start_token_id=259, vision_end_token_id=260,
+        video_token_id=VIDEO, vision_start_token_id=259, vision_end_token_id=260,
     )  # fmt: skip
     torch.manual_seed(0)
     deviation = 0.1 if model_type == "qwen3_5" else 0.15  # delta nets make more of rounding
@@ -72,6 +72,7 @@ def write(folder: Path, model_type: str) -> Any:
             parameter.copy_(torch.randn(parameter.shape) * deviation + (parameter.dim() == 1))
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(sight_videos.PREPROCESSOR))
     if model_type == "qwen3_5":
         _add_head(folder, model.model.language_model.layers[1].state_dict())
     return model

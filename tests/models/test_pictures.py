@@ -20,7 +20,7 @@ from mlcpipe.cli.chat.session import Session
 from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.cli.chat.slash_commands import Commands
 from mlcpipe.errors import TemplateError, UsageError
-from mlcpipe.runtime.pictures import marked, with_rows
+from mlcpipe.runtime.pictures import marked, seen, with_rows
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving import picture_rows
 from mlcpipe.runtime.serving.adapters import Adapter
@@ -28,7 +28,7 @@ from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.interface import Request
 from tests.conftest import EXACT
-from tests.models import sight
+from tests.models import sight, sight_videos
 
 TOLERANCE = 1e-4
 
@@ -53,8 +53,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 
 
 def prompt_of(engine: mlcpipe.Engine, messages: Any) -> tuple[list[int], list[Any]]:
-    plain, sources = marked(messages)
-    pictures = engine._maker.pictures(sources)
+    plain, pictures = seen(messages, engine.manifest.model.vision, engine.context_length)
     return with_rows(engine.tokenizer.encode_chat(plain), pictures, engine.tokenizer), pictures
 
 
@@ -104,6 +103,27 @@ def test_rows_are_those_of_the_tower(seeing: Any) -> None:
     assert rows is not None
     found = np.concatenate([rows._encoded(picture, tile) for tile in range(len(picture.tiles))])
     np.testing.assert_allclose(found, features.pooler_output[0].numpy(), rtol=0, atol=TOLERANCE)
+
+
+def test_videos_are_those_of_transformers(seeing: Any) -> None:
+    model, _, engine = seeing
+    shown = sight_videos.frames(3, 40, 60)
+    content = [{"type": "video", "video": shown, "times_s": [0.5, 1, 62]}, {"type": "text", "text": "what?"}]
+    tokens, pictures = prompt_of(engine, [{"role": "user", "content": content}])
+    image = "<fake_token_around_image><global-img>" + "<image>" * 9 + "<fake_token_around_image>"
+    text = (
+        "user: You are provided the following series of three frames from a 0:01:02 [H:MM:SS] video.\n"
+        f"\nFrame from 00:00:{image}\nFrame from 00:01:{image}\nFrame from 01:02:{image}"
+        "\n\nwhat?<end_of_utterance>\na:"
+    )
+    ids = [token if token >= 0 else 258 for token in tokens]
+    assert ids == engine.tokenizer.encode(text)
+    pixels = sight_videos.smolvlm_inputs(shown, 2 * sight.TILE, sight.TILE, sight.PREPROCESSOR)
+    with torch.no_grad():
+        mask = torch.ones(pixels.shape[:2] + pixels.shape[3:], dtype=torch.int64)
+        expected = model(input_ids=torch.tensor([ids]), pixel_values=pixels, pixel_attention_mask=mask).logits[0]
+    found = engine.model.all_logits(tokens, pictures)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=TOLERANCE)
 
 
 LONG = "a text that fills some pages of the prefix tree, so that what follows can be found " * 2
@@ -249,7 +269,7 @@ def test_what_is_refused(seeing: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         with pytest.raises(UsageError, match=words):
             engine.chat(user(source, "what?"))
-    with pytest.raises(UsageError, match="context is full.*expected pictures of fewer rows"):
+    with pytest.raises(UsageError, match="context is full.*expected pictures of at most 512 rows"):
         engine.chat(user(*[sight.noise(96, 96, seed) for seed in range(20)]))
     with pytest.raises(TemplateError, match="another number of pictures; expected 1; found 2"):
         engine.chat(user(sight.noise(9, 9), "<image>"), allow_control_tokens=True)
@@ -279,6 +299,14 @@ def test_the_chat_of_the_command_line_shows_pictures(seeing: Any, tmp_path: Path
     assert again.load(tmp_path / "chat.json") == 4
     again.undo()
     assert again.regenerate(renderer).text == answer.text
+    (tmp_path / "video.mp4").write_bytes(sight_videos.file_of(sight_videos.frames(9, 32, 48), fps=4))
+    assert commands.run(f"/video {tmp_path / 'video.mp4'}")
+    answer = session.ask("and this?", renderer)
+    turns += [{"role": "assistant", "content": session.messages[3]["content"]}]
+    turns += [{"role": "user", "content": [
+        {"type": "video", "video": tmp_path / "video.mp4"}, {"type": "text", "text": "and this?"}]}]  # fmt: skip
+    assert answer.text == engine.chat(turns, **options).text
+    assert session.messages[4]["videos"] == [str(tmp_path / "video.mp4")]
     for wrong, words in ((tmp_path / "none", "expected a path of a file"), (tmp_path / "chat.json", "no known format")):
         with pytest.raises(UsageError, match=words):
             commands.run(f"/image {wrong}")

@@ -15,9 +15,11 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import mlcpipe
-from mlcpipe.runtime.pictures import marked, with_rows
+from mlcpipe.bundle.memory import running_bytes
+from mlcpipe.errors import UsageError
+from mlcpipe.runtime.pictures import seen, with_rows
 from tests.conftest import EXACT
-from tests.models import sight, sight_qwen
+from tests.models import sight, sight_qwen, sight_videos
 
 TOLERANCE = 1e-4
 NO_TOKENS = list(range(257 + len(sight_qwen.SPECIAL), sight_qwen.TEXT["vocab_size"]))  # which are never drawn
@@ -57,16 +59,18 @@ def user(*parts: Any) -> dict[str, Any]:
 
 
 def prompt_of(engine: mlcpipe.Engine, messages: Any) -> tuple[list[int], list[Any]]:
-    plain, sources = marked(messages)
-    pictures = engine._maker.pictures(sources)
+    plain, pictures = seen(messages, engine.manifest.model.vision, engine.context_length)
     return with_rows(engine.tokenizer.encode_chat(plain), pictures, engine.tokenizer), pictures
 
 
-def inputs_of(tokens: list[int], images: list[Any]) -> dict[str, Any]:
+def inputs_of(tokens: list[int], images: list[Any], **config: Any) -> dict[str, Any]:
     """What transformers' model takes for a prompt; the ids of pictures are those that its processor writes."""
     ids = torch.tensor([[token if token >= 0 else sight_qwen.IMAGE for token in tokens]])
     kinds = (ids == sight_qwen.IMAGE).int()
-    processor, shown = Qwen2VLImageProcessorPil(**sight_qwen.PREPROCESSOR), [Image.fromarray(one) for one in images]
+    processor, shown = (
+        Qwen2VLImageProcessorPil(**{**sight_qwen.PREPROCESSOR, **config}),
+        [Image.fromarray(one) for one in images],
+    )
     made = processor(shown, return_tensors="pt") if images else {}
     return {"input_ids": ids, "mm_token_type_ids": kinds, **made}
 
@@ -128,6 +132,77 @@ def test_answers_are_those_of_transformers(seeing: Seeing) -> None:
         found = [one.logprob for one in answer.logprobs]
         np.testing.assert_allclose(found, expected[: len(found)], rtol=0, atol=TOLERANCE)
         messages.append({"role": "assistant", "content": answer.text})
+
+
+def test_an_engine_shrinks_pictures_to_as_many_rows_as_it_is_asked_for(seeing: Seeing) -> None:
+    """With the library that makes larger ones too; the plan counts what it writes."""
+    model, engine = seeing
+    image, usual = sight.noise(70, 60), engine.manifest
+    with mlcpipe.Engine(engine.path, picture_rows=20) as smaller:
+        tokens, pictures = prompt_of(smaller, [user(image)])
+        inputs = inputs_of(tokens, [image], size={"shortest_edge": 256, "longest_edge": 20 * 64})
+        with torch.no_grad():
+            expected = model(**inputs).logits[0].numpy()
+        found = smaller.model.all_logits(tokens, pictures)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+        assert running_bytes(smaller.manifest) < running_bytes(usual)
+    most = usual.model.vision.largest if usual.model.vision else 0
+    for rows in (3, most + 1, True):
+        with pytest.raises(UsageError, match=rf"rows of a picture; expected 4 to {most}, as compiled; found {rows}"):
+            mlcpipe.Engine(engine.path, picture_rows=rows)
+
+
+see_videos = pytest.mark.parametrize(
+    "seeing", ["qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.full)], indirect=True
+)
+
+
+@see_videos
+def test_videos_are_those_of_transformers(seeing: Seeing) -> None:
+    """Frames with times, between texts and beside a picture, whose token is a video's in transformers."""
+    model, engine = seeing
+    shown, image = sight_videos.frames(5, 40, 60), sight.noise(40, 90)
+    video = {"type": "video", "video": shown, "times_s": [0, 0.25, 0.75, 1, 2]}
+    content = [{"type": "text", "text": "see"}, video, *user(image, "what?")["content"]]
+    tokens, pictures = prompt_of(engine, [{"role": "user", "content": content}])
+    rows = [one.rows for one in pictures]
+    inputs = {**inputs_of(tokens, [image]), **sight_videos.qwen_inputs(shown, sight_videos.PREPROCESSOR)}
+    begin, end = "<|vision_start|>", "<|vision_end|>"
+    times = zip(("<0.1 seconds>", "<0.9 seconds>", "<2.0 seconds>"), rows)
+    text = "".join(f"{time}{begin}{'<|image_pad|>' * count}{end}" for time, count in times)
+    text = f"user: see{text}{begin}{'<|image_pad|>' * rows[3]}{end}what?<|im_end|>\na:"
+    assert inputs["input_ids"][0].tolist() == engine.tokenizer.encode(text)
+    places = (inputs["input_ids"][0] == sight_qwen.IMAGE).nonzero()[: sum(rows[:3]), 0]
+    inputs["input_ids"][0, places], inputs["mm_token_type_ids"][0, places] = sight_qwen.VIDEO, 2
+    with torch.no_grad():
+        expected = model(**inputs).logits[0].numpy()
+    found = engine.model.all_logits(tokens, pictures)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+@see_videos
+def test_a_file_is_its_frames(seeing: Seeing) -> None:
+    """Two of a second, with their times; all further turns find them in the prefix."""
+    pytest.importorskip("av", reason="files are decoded by PyAV")
+    engine = seeing.engine
+    data = sight_videos.file_of(sight_videos.frames(18, 48, 64), fps=9)
+    frames, wanted = sight_videos.decoded(data), np.linspace(0, 17, 4).round().astype(int)
+    asked = [
+        [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}]
+        for part in (
+            {"type": "video", "video": data},
+            {"type": "video", "video": [*frames[wanted]], "times_s": [at / 9 for at in wanted]},
+            {"type": "video", "video": [*frames[wanted[::-1]]], "times_s": [at / 9 for at in wanted]},
+        )
+    ]
+    answers = [engine.chat(messages, temperature=0.0, max_tokens=6, logprobs=1) for messages in asked]
+    assert answers[0].logprobs == answers[1].logprobs != answers[2].logprobs
+    further = [*asked[0], {"role": "assistant", "content": answers[0].text}, user("and?")]
+    rows = engine.model.core.executor.pictures
+    assert rows is not None
+    before = rows.encoded
+    engine.chat(further, temperature=0.0, max_tokens=2)
+    assert rows.encoded == before
 
 
 LONG = "a text that fills some pages of the prefix tree, so that what follows can be found " * 2

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the references are computed by torc
 transformers = pytest.importorskip("transformers", reason="the references are transformers models")
 
 import mlcpipe
-from mlcpipe.runtime.pictures import completion, marked, with_rows
+from mlcpipe.runtime.pictures import completion, marked, seen, with_rows
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.interface import Request
@@ -82,9 +82,8 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 
 
 def prompt_of(engine: mlcpipe.Engine, messages: Any) -> tuple[list[int], list[Any]]:
-    plain, sources = marked(messages)
-    pictures = engine._maker.pictures(sources)
-    completed = completion(sources, engine.manifest.model.vision)
+    plain, pictures = seen(messages, engine.manifest.model.vision, engine.context_length)
+    completed = completion(pictures, engine.manifest.model.vision)
     return with_rows(engine.tokenizer.encode_chat(plain, completed=completed), pictures, engine.tokenizer), pictures
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 import mlcpipe
 from tests.conftest import QUICK
-from tests.models import sight
+from tests.models import sight, sight_videos
 from tests.server.conftest import running_server
 
 pytestmark = pytest.mark.full
@@ -115,10 +115,38 @@ def anthropic_sees_too(address: str, model: str, images: list[Any], text: str, t
             client.messages.create(messages=[{"role": "user", "content": [wrong]}], **asked)
 
 
+def videos_are_seen_too(client: Any, engine: mlcpipe.Engine, options: dict[str, Any]) -> None:
+    """A file in vLLM's form, and frames of it."""
+    data = sight_videos.file_of(sight_videos.frames(9, 32, 48), fps=4)
+    shown = [io.BytesIO(), io.BytesIO()]
+    for out, frame in zip(shown, sight_videos.frames(2, 40, 60)):
+        Image.fromarray(frame).save(out, "JPEG")
+    frames = [out.getvalue() for out in shown]
+    for given, mime, parts in ((data, "mp4", [data]), (frames, "jpeg", frames)):
+        text = ",".join(base64.b64encode(part).decode() for part in parts)
+        video = {"type": "video_url", "video_url": {"url": f"data:video/{mime};base64,{text}"}}
+        asking = {"type": "text", "text": "and"}
+        messages: Any = [{"role": "user", "content": [video, asking]}]
+        found = client.chat.completions.create(messages=messages, **options)
+        own = [{"role": "user", "content": [{"type": "video", "video": given}, asking]}]
+        expected = engine.chat(own, temperature=0, max_tokens=6)
+        assert found.choices[0].message.content == expected.text
+        assert found.usage.prompt_tokens == expected.stats.prompt_tokens
+    for wrong, words in (
+        ("data:video/mp4;base64,AAAA", "content.*video_url cannot be read"),
+        ("https://127.0.0.1/a.mp4", "--allow-remote-images alone"),
+        ("data:video/jpeg;base64,AAAA", "in no known format"),
+    ):
+        messages = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": wrong}}]}]
+        with pytest.raises(openai.BadRequestError, match=words):
+            client.chat.completions.create(messages=messages, **options)
+
+
 def test_answers_are_those_of_the_engine(bundle: Path) -> None:
     images = [sight.noise(40, 96, 5), sight.noise(96, 60, 6)]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
-    expected = mlcpipe.Engine(bundle).chat(asked("image", *images), **options)
+    engine = mlcpipe.Engine(bundle)
+    expected = engine.chat(asked("image", *images), **options)
     with running_server(bundle) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         options["model"] = client.models.list().data[0].id
@@ -144,6 +172,7 @@ def test_answers_are_those_of_the_engine(bundle: Path) -> None:
             messages = asked("image_url", url(images[0]), wrong)
             with pytest.raises(openai.BadRequestError, match=words):
                 client.chat.completions.create(messages=messages, **options)
+        videos_are_seen_too(client, engine, options)
 
 
 def test_urls_are_fetched_with_the_flag_but_none_of_this_network(bundle: Path) -> None:

@@ -21,6 +21,7 @@ from mlcpipe.cli.options import (
     KvCacheDtypeOption,
     MmprojOption,
     ModelArgument,
+    PictureRowsOption,
     QuantizationOption,
     StagesOption,
     TargetOption,
@@ -58,6 +59,10 @@ def chat_command(
             "Without MODEL, it is shown to the embedded model that sees."
         ),
     ] = None,
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(help="Show frames of a video with the first question (MP4, WebM, AVI, …); may be repeated."),
+    ] = None,
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     target: TargetOption = None,
     quantization: QuantizationOption = None,
@@ -70,6 +75,7 @@ def chat_command(
     threads: ThreadsOption = None,
     context: ContextOption = None,
     context_shift: ContextShiftOption = False,
+    picture_rows: PictureRowsOption = None,
     adapter: AdapterOption = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     allow_control_tokens: Annotated[
@@ -138,8 +144,9 @@ def chat_command(
     if web:
         from mlcpipe.cli.web import chat_in_browser
 
-        others = {"prompt": prompt, "image": image, "system": system, "context": context,
+        others = {"prompt": prompt, "image": image, "video": video, "system": system, "context": context,
                   "mmproj": mmproj, "kv_cache_dtype": kv_cache_dtype, "context-shift": context_shift,
+                  "picture-rows": picture_rows,
                   "raw": raw, "session": file, "json": as_json,
                   "allow-control-tokens": allow_control_tokens,
                   "no-stats": not stats, "hide-thinking": hide_thinking, "reasoning-effort": reasoning_effort,
@@ -154,15 +161,16 @@ def chat_command(
 
     if port is not None or not browser:
         raise UsageError("--port and --no-browser are for --web", next_step="add --web")
-    check_at_least_one(context=context, threads=threads)
+    check_at_least_one(context=context, threads=threads, picture_rows=picture_rows)
     values = _with_effort(sampling, reasoning_effort)
     Settings().with_values(values)  # checked before anything is compiled
     if raw and system:
         raise UsageError("--raw has no place for a --system message", next_step="leave one of them out")
     if file is not None and adapter is not None:
         raise UsageError("--session saves no chats with an --adapter", next_step="leave one of them out")
-    if raw and image:
-        raise UsageError("--raw has no place for an --image", next_step="leave one of them out")
+    if raw and (image or video):
+        name = "an --image" if image else "a --video"
+        raise UsageError(f"--raw has no place for {name}", next_step="leave one of them out")
     if raw and "think" in values:
         raise UsageError("--raw has no thinking to switch", next_step="leave one of them out")
     if raw and allow_control_tokens:
@@ -186,7 +194,7 @@ def chat_command(
     with naming(model_title(model), bundle):
         engine = _open(
             bundle, console, context_length=context, threads=threads, device=engine_device(device, *places),
-            adapter=adapter, context_shift=context_shift,
+            adapter=adapter, context_shift=context_shift, picture_rows=picture_rows,
         )  # fmt: skip
         if not raw:
             engine.tokenizer.chat_template()  # raises without one
@@ -200,8 +208,9 @@ def chat_command(
     )
     if file is not None:
         session.resume(file, values, system)
-    for path in image or ():
-        session.show(path)
+    for kind, paths in (("pictures", image), ("videos", video)):
+        for path in paths or ():
+            session.show(path, kind)
     describe = SpeedLine(engine, console)
     if question is None:
         about = _about(engine, model, device, target, *reasons)

@@ -54,7 +54,7 @@ class CommandCompleter(Completer):
             for key, knob in KNOBS.items():
                 if key.startswith(word):
                     yield Completion(f"{key}=", -len(word), display=key, display_meta=knob.help)
-        elif name in ("/save", "/load", "/image"):
+        elif name in ("/save", "/load", "/image", "/video"):
             yield from self._paths.get_completions(Document(argument.lstrip()), complete_event)
 
 

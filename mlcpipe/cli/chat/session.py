@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,10 @@ from mlcpipe.runtime.text.thinking import opens_thoughts, thinking_variables
 if TYPE_CHECKING:
     from mlcpipe import Engine
     from mlcpipe.runtime.sampling_params import Chunk, Stats
+
+
+SHOWN: Mapping[str, str] = {"pictures": "image", "videos": "video"}  # in turns, by paths -> a part's type
+Shown = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Session:
         self._raw = raw
         self._allow_control_tokens = allow_control_tokens
         self._turns: list[Message] = []
-        self._pictures: list[str] = []  # of the next question
+        self._shown: Shown = {}  # with the next question
         self._kept: list[Message] = []  # the turns that a file has
         self._file: Path | None = None
         self._attempt = 0
@@ -86,7 +90,7 @@ class Session:
     def context_tokens(self) -> tuple[int, int]:
         """The tokens of the messages, 0 without turns and for raw text, and those that the context has."""
         used, stats = 0, self.last_stats
-        if stats is not None and any("pictures" in turn for turn in self._turns):
+        if stats is not None and any(kind in turn for turn in self._turns for kind in SHOWN):
             used = stats.prompt_tokens + stats.completion_tokens
         elif self._turns and not self._raw:
             variables = thinking_variables(self._engine.tokenizer.chat_template(), self.settings.think)
@@ -101,14 +105,15 @@ class Session:
             thinking_variables(self._engine.tokenizer.chat_template(), settings.think)
         self.settings = settings
 
-    def show(self, path: Path) -> None:
-        """Show a picture with the next question. Raises UsageError for none, and for a model that sees none."""
-        from mlcpipe.runtime.pictures import read_pictures
+    def show(self, path: Path, kind: str = "pictures") -> None:
+        """Show one of SHOWN with the next question. Raises UsageError for none, and for a model that sees none."""
+        from mlcpipe.runtime.pictures import seen
 
         place = path.expanduser().absolute()
         vision = None if self._raw else self._engine.manifest.model.vision
-        read_pictures([(str(place), place)], vision, self._engine.context_length)
-        self._pictures.append(str(place))
+        part = {**_part(kind, str(place)), "where": str(place)}
+        seen([{"role": "user", "content": [part]}], vision, self._engine.context_length)
+        self._shown.setdefault(kind, []).append(str(place))
 
     def ask(self, question: str, renderer: Renderer) -> Answer:
         """Answer a question and remember both; a question without an answer is forgotten.
@@ -116,8 +121,8 @@ class Session:
         Raises MlcpipeError, and KeyboardInterrupt if Ctrl-C came before the first token.
         """
         self._attempt = 0
-        answer = self._answer(well_formed(question), self._pictures, renderer)
-        self._pictures = []
+        answer = self._answer(well_formed(question), self._shown, renderer)
+        self._shown = {}
         return answer
 
     def regenerate(self, renderer: Renderer, question: str | None = None) -> Answer:
@@ -127,11 +132,11 @@ class Session:
         """
         turns = self._turns
         asked = self._last("try again")[0]
-        last, pictures = asked["content"], asked.get("pictures", ())
+        last, shown = asked["content"], {kind: asked[kind] for kind in SHOWN if kind in asked}
         self._attempt = self._attempt + 1 if question is None else 0
         try:
             self._turns = turns[:-2]
-            answer = self._answer(last if question is None else well_formed(question), pictures, renderer)
+            answer = self._answer(last if question is None else well_formed(question), shown, renderer)
         except BaseException:
             self._turns = turns
             raise
@@ -152,7 +157,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget all turns; system message and settings stay."""
-        self._turns, self._pictures = [], []
+        self._turns, self._shown = [], {}
         self._attempt = 0
 
     def save(self, path: Path) -> int:
@@ -194,8 +199,8 @@ class Session:
             raise UsageError("no folder for the chat", where=path, next_step="make it or give another name")
         self._file = path
 
-    def _answer(self, question: str, pictures: Sequence[str], renderer: Renderer) -> Answer:
-        turn: Message = {"role": "user", "content": question} | ({"pictures": [*pictures]} if pictures else {})
+    def _answer(self, question: str, shown: Shown, renderer: Renderer) -> Answer:
+        turn: Message = {"role": "user", "content": question, **shown}
         sampling, limit = self.settings.sampling_again(self._attempt), self.settings.max_tokens
         if self._raw:
             stream = self._engine.generate(question, sampling=sampling, max_tokens=limit, stream=True)
@@ -203,11 +208,11 @@ class Session:
         else:
             messages, think, tokenizer = [*self.messages, turn], self.settings.think, self._engine.tokenizer
             template = tokenizer.chat_template()
-            texts = [_without_pictures(one) for one in messages]
+            texts = [_text_of(one) for one in messages]
             prompt = template.render(texts, **thinking_variables(template, think))
             reader = _Reader(renderer, ReasoningSplitter(open=opens_thoughts(template.source, prompt)))
             stream = self._engine.chat(
-                [_with_pictures(one) for one in messages],
+                [_with_shown(one) for one in messages],
                 sampling=sampling,
                 max_tokens=limit,
                 allow_control_tokens=self._allow_control_tokens,
@@ -246,16 +251,19 @@ class Session:
         return self.last_turn
 
 
-def _without_pictures(message: Message) -> Message:
-    return {name: value for name, value in message.items() if name != "pictures"}
+def _text_of(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name not in SHOWN}
 
 
-def _with_pictures(message: Message) -> Message:
-    """A message as `Engine.chat` takes it: pictures, then the text."""
-    if "pictures" not in message:
-        return message
-    parts = [{"type": "image", "image": Path(path)} for path in message["pictures"]]
-    return {**_without_pictures(message), "content": [*parts, {"type": "text", "text": message["content"]}]}
+def _with_shown(message: Message) -> Message:
+    """A message as `Engine.chat` takes it: pictures and videos, then the text."""
+    parts = [_part(kind, path) for kind in SHOWN for path in message.get(kind, ())]
+    content = [*parts, {"type": "text", "text": message["content"]}] if parts else message["content"]
+    return {**_text_of(message), "content": content}
+
+
+def _part(kind: str, path: str) -> Message:
+    return {"type": SHOWN[kind], SHOWN[kind]: Path(path)}
 
 
 class _Reader:

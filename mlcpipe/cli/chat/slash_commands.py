@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Command] = {
     "/regen": Command("", "answer the last question again (a fixed seed moves by one)"),
     "/copy": Command("", "copy the last answer to the terminal's clipboard"),
     "/image": Command("FILE", "show a picture with the next question, if the model sees"),
+    "/video": Command("FILE", "show a video with the next question, if the model sees them"),
     "/system": Command("[TEXT]", 'set the system message; "" removes it, alone shows it'),
     "/set": Command("[key value …]", "change how answers are made; alone shows the settings"),
     "/show": Command("", "show the model, the device, the context and the settings"),
@@ -124,6 +125,11 @@ class Commands:
     def _image(self, argument: str) -> None:
         path = _path(argument)
         self.session.show(path)
+        self.say(f"shown with the next question: {path}")
+
+    def _video(self, argument: str) -> None:
+        path = _path(argument)
+        self.session.show(path, "videos")
         self.say(f"shown with the next question: {path}")
 
     def _system(self, argument: str) -> None:

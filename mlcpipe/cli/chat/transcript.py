@@ -4,7 +4,7 @@ It is a file of its own, or part of one with keys and values (`mlcpipe/runtime/c
 
 {"format": "mlcpipe-chat", "version": 1, "model": "…", "settings": {…},
  "messages": [{"role": …, "content": …}]}; answers with thoughts have "reasoning_content" too, and questions about
-pictures their paths: "pictures"
+pictures and videos their paths: "pictures", "videos"
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class _Message(OnlyKnown, BaseModel):
     content: str
     reasoning_content: str | None = None
     pictures: Annotated[list[str] | None, FailFast()] = None
+    videos: Annotated[list[str] | None, FailFast()] = None
 
 
 def _alternating(messages: list[_Message]) -> list[_Message]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.vision.processors import qwen2_vl
 from mlcpipe.vision.processors.picture import Picture
-from mlcpipe.vision.processors.qwen2_vl import patches
+from mlcpipe.vision.processors.qwen2_vl import limited, patches
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["patches", "prepare"]
+__all__ = ["limited", "patches", "prepare"]
 
 
 def prepare(image: Image.Image, info: VisionInfo) -> Picture:

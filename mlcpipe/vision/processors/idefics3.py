@@ -1,22 +1,35 @@
-"""Idefics3's and SmolVLM's pictures: tiles row by row, and the whole picture in one tile more.
+"""Idefics3's and SmolVLM's pictures: tiles row by row, and the whole picture in one tile more; videos frame by frame.
 
-The numbers are those of transformers' `image_processing_pil_idefics3.py`, whose resizing is Pillow's.
+The numbers are those of transformers' `image_processing_pil_idefics3.py`, whose resizing is Pillow's, and of
+`video_processing_smolvlm.py`, whose resizing is torch's of bytes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.bundle.model_info import VisionInfo
+from mlcpipe.bundle.model_info import VideoInfo, VisionInfo
+from mlcpipe.vision.processors.frames import Frames
 from mlcpipe.vision.processors.picture import Floats, Ints, Picture
 from mlcpipe.vision.processors.pixels import resized, square_places, squares
+from mlcpipe.vision.processors.torch_resize import resized as frame_resized
 
 if TYPE_CHECKING:
     from PIL import Image
+
+_SKIPPED_S = 1  # at both ends of a long video
+_ONES = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+MOST_WORDS = 999  # a number of frames that is written in words
 
 
 def prepare(image: Image.Image, info: VisionInfo) -> Picture:
@@ -40,10 +53,48 @@ def prepare(image: Image.Image, info: VisionInfo) -> Picture:
 def patches(tile: NDArray[np.uint8], info: VisionInfo) -> tuple[Floats, Ints]:
     """A tile uint8 [size, size, 3] -> patches f32[rows, merged * numbers], and their places i32[rows, merged].
 
-    Patches of a row of the result lie in a square, row by row; a patch is [3, pixel row, pixel column].
+    Patches of a row of the result lie in a square, row by row; a patch is [3, pixel row, pixel column]. A tile of a
+    video is [1, size, size, 3].
     """
-    side = tile.shape[0] // info.settings["patch"]
+    side = tile.shape[-2] // info.settings["patch"]
     return squares(tile, info), square_places(_places(side).reshape(side, side), info.settings["merge"])
+
+
+def sampled(of: VideoInfo, count: int, fps: float) -> Sequence[int]:
+    """Which of `count` frames, of which `fps` are in a second, are taken of a file."""
+    duration_s, most = count / fps, of.settings["most_frames"]
+    wanted, first, last = max(1, min(round(of.fps * duration_s), most)), 0, count - 1
+    if duration_s - 2 * _SKIPPED_S > most * of.fps:
+        first, last = int(_SKIPPED_S * fps), min(int(count - _SKIPPED_S * fps), last)
+    if first >= last:
+        first, last = 0, count - 1
+    taken: list[int] = np.unique(np.linspace(first, last, wanted, dtype=int)).tolist()
+    return taken
+
+
+def video(frames: Frames, info: VisionInfo) -> Iterator[str | Picture]:
+    """How many frames there are, and each of them as one tile after its time."""
+    assert info.video is not None
+    of, tile, times = info.video.settings, info.settings["tile"], frames.times_s
+    length = timedelta(seconds=int(frames.duration_s))
+    yield f"You are provided the following series of {_words(len(times))} frames from a {length} [H:MM:SS] video.\n"
+    for time_s, frame in zip(times, frames.images):
+        size = _longest_side(frame.shape[0], frame.shape[1], of["longest"])
+        frame = frame_resized(frame_resized(frame, *size, of["resample"]), tile, tile, of["resample"])
+        yield f"\nFrame from {int(time_s // 60):02d}:{int(time_s % 60):02d}:"
+        yield Picture(info, (frame[None],), _layout(0, 0, info.rows))
+    yield "\n\n"
+
+
+def _words(number: int) -> str:
+    """A number up to MOST_WORDS in English."""
+    if number < len(_ONES):
+        return _ONES[number]
+    if number < 100:
+        ten, one = divmod(number, 10)
+        return _TENS[ten - 2] + (f"-{_ONES[one]}" if one else "")
+    hundred, rest = divmod(number, 100)
+    return f"{_ONES[hundred]} hundred" + (f" and {_words(rest)}" if rest else "")
 
 
 def _places(side: int) -> Ints:

@@ -16,7 +16,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.vision.processors.internvl import grid_of
 from mlcpipe.vision.processors.picture import Floats, Ints, Picture
 from mlcpipe.vision.processors.pixels import squares
-from mlcpipe.vision.processors.torch_bilinear import bilinear
+from mlcpipe.vision.processors.torch_resize import bilinear
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -23,7 +23,7 @@ _ROW_BITS = 20  # of a row's number in the id that stands for it
 @dataclass(frozen=True, eq=False)
 class Picture:
     """Its `tiles` uint8 [height, width, 3], each of one call of the tower, and its `layout` in a prompt: texts, and the
-    number of the tower's rows between them.
+    number of the tower's rows between them. A tile of a video is [frames, height, width, 3].
 
     `counts` are the rows of each tile, by default `info.rows`. `positions` i32[3, rows] are where RoPE has the rows,
     after the position of the first one, and `advance` is how many positions they take; None: as if they were text.

@@ -25,11 +25,16 @@ def squares(tile: NDArray[np.uint8], info: VisionInfo, *, channels_last: bool = 
     """A tile uint8 [height, width, 3] -> patches f32[rows, merged * numbers]; what fills no patch is cut off.
 
     Patches of a row lie in a square of `merge` by `merge`, row by row; a patch is [3, pixel row, pixel column], or with
-    `channels_last` [pixel row, pixel column, 3]. `fused` is as in `normalized`.
+    `channels_last` [pixel row, pixel column, 3]. `fused` is as in `normalized`. A tile [1, height, width, 3] is a frame
+    of a video.
     """
+    colours = info.video if tile.ndim == 4 and info.video is not None else info
+    fused = fused or tile.ndim == 4
     patch, merge = info.settings["patch"], info.settings["merge"]
-    high, wide = (size // (patch * merge) for size in tile.shape[:2])
-    pixels = normalized(tile[: high * merge * patch, : wide * merge * patch], info.mean, info.std, fused=fused)
+    high, wide = (size // (patch * merge) for size in tile.shape[-3:-1])
+    pixels = normalized(
+        tile[..., : high * merge * patch, : wide * merge * patch, :], colours.mean, colours.std, fused=fused
+    )
     parts = pixels.reshape(high, merge, patch, wide, merge, patch, 3)
     parts = parts.transpose(*(0, 3, 1, 4, *((2, 5, 6) if channels_last else (6, 2, 5))))
     return np.ascontiguousarray(parts.reshape(high * wide, info.merged * info.numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,9 +11,16 @@ from numpy.typing import NDArray
 from mlcpipe.bundle.model_info import VisionInfo
 from mlcpipe.vision.processors import qwen2_vl
 from mlcpipe.vision.processors.picture import Floats, Ints
-from mlcpipe.vision.processors.qwen2_vl import prepare
+from mlcpipe.vision.processors.qwen2_vl import MOST_RATIO, prepare
 
-__all__ = ["patches", "prepare", "windows"]
+__all__ = ["limited", "patches", "prepare", "windows"]
+
+
+def limited(info: VisionInfo, rows: int) -> VisionInfo:
+    """As in `qwen2_vl`, with as many windows as there may be."""
+    info, window = qwen2_vl.limited(info, rows), info.settings["window"]
+    sides = math.isqrt(info.rows) * (math.sqrt(MOST_RATIO) + 1) + 2 * MOST_RATIO  # at most, of a picture's grid
+    return info.model_copy(update={"windows": math.ceil(info.rows / window**2 + sides / window) + 1})
 
 
 def patches(tile: NDArray[np.uint8], info: VisionInfo) -> tuple[Floats, Ints]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_RATIO = 200  # of the sides
+# Of a picture, 2 megapixels for patches of 16, if an engine is not asked for larger ones: the time of attention grows
+# with the square, and the memory of all is in the plan.
+USUAL_ROWS = 2048
 
 
 def prepare(image: Image.Image, info: VisionInfo) -> Picture:
@@ -35,12 +38,16 @@ def picture_of(image: Image.Image, info: VisionInfo, height: int, width: int, fr
 
     of = info.settings
     side = of["patch"] * of["merge"]
-    height, width = smart_resize(height, width, side, of["shortest"] / frames, of["longest"] / frames)
-    resized = image.resize((width, height), images.Resampling(of["resample"]))
-    rows, columns = height // side, width // side
+    height, width = smart_resize(height, width, side, of["shortest"], of["longest"], frames, frames)
+    return picture_of_tile(np.asarray(image.resize((width, height), images.Resampling(of["resample"]))), info)
+
+
+def picture_of_tile(tile: NDArray[np.uint8], info: VisionInfo) -> Picture:
+    """The picture of one tile uint8 [height, width, 3], or of frames of it uint8 [frames, height, width, 3]."""
+    rows, columns = (size // (info.settings["patch"] * info.settings["merge"]) for size in tile.shape[-3:-1])
     row, column = (at.reshape(-1) for at in np.indices((rows, columns), np.int32))
     return Picture(
-        info, (np.asarray(resized),), (rows * columns,), counts=(rows * columns,),
+        info, (tile,), (rows * columns,), counts=(rows * columns,),
         positions=np.stack([np.zeros_like(row), row, column]), advance=max(rows, columns),
     )  # fmt: skip
 
@@ -49,15 +56,18 @@ def patches(tile: NDArray[np.uint8], info: VisionInfo) -> tuple[Floats, Ints]:
     """A tile uint8 [height, width, 3] -> patches f32[rows, merged * numbers], and their places i32[rows, merged * 4].
 
     Patches of a row of the result lie in a square, row by row; a patch is [3, frame, pixel row, pixel column], with
-    the same pixels in all frames. Its place is its row, its column, and how many there are of them.
+    the same pixels in all frames, or those of a tile [frames, height, width, 3] of a video. Its place is its row, its
+    column, and how many there are of them.
     """
     of = info.settings
     patch, merge = of["patch"], of["merge"]
-    rows, columns = (side // patch for side in tile.shape[:2])
+    rows, columns = (side // patch for side in tile.shape[-3:-1])
     blocks = (rows // merge, merge, columns // merge, merge)
-    pixels = normalized(tile, info.mean, info.std).reshape(blocks[0], merge, patch, blocks[2], merge, patch, 3)
-    parts = pixels.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, None]
-    parts = np.broadcast_to(parts, (*parts.shape[:5], of["frames"], patch, patch))
+    colours = info.video if tile.ndim == 4 and info.video is not None else info
+    pixels = normalized(tile, colours.mean, colours.std, fused=tile.ndim == 4)
+    pixels = np.broadcast_to(pixels, (of["frames"], *tile.shape[-3:]))
+    parts = pixels.reshape(of["frames"], blocks[0], merge, patch, blocks[2], merge, patch, 3)
+    parts = parts.transpose(1, 4, 2, 5, 7, 0, 3, 6)
     row, column = np.indices((rows, columns), np.int32).reshape(2, *blocks).transpose(0, 1, 3, 2, 4)
     place = np.stack([row, column, np.full_like(row, rows), np.full_like(row, columns)], axis=-1)
     count = blocks[0] * blocks[2]
@@ -65,8 +75,11 @@ def patches(tile: NDArray[np.uint8], info: VisionInfo) -> tuple[Floats, Ints]:
     return made, np.ascontiguousarray(place.reshape(count, info.merged * info.places))
 
 
-def smart_resize(height: int, width: int, side: int, shortest: float, longest: float) -> tuple[int, int]:
-    """(height, width) in multiples of `side`, with `shortest` to `longest` pixels if that is possible.
+def smart_resize(
+    height: int, width: int, side: int, shortest: int, longest: int, frames: int = 1, counted: int = 1
+) -> tuple[int, int]:
+    """(height, width) in multiples of `side`, so that `frames` of this size, of which `counted` are compared, have
+    `shortest` to `longest` pixels if that is possible.
 
     Raises UsageError for sides that differ more than MOST_RATIO times.
     """
@@ -76,13 +89,24 @@ def smart_resize(height: int, width: int, side: int, shortest: float, longest: f
             next_step="crop it",
         )  # fmt: skip
     rows, columns = round(height / side), round(width / side)  # halves become even
-    if rows * columns * side * side > longest:
-        shrink = math.sqrt(height * width / longest)
+    if counted * rows * columns * side * side > longest:
+        shrink = math.sqrt(frames * height * width / longest)
         rows, columns = (max(1, math.floor(one / shrink / side)) for one in (height, width))
-    elif rows * columns * side * side < shortest:
-        grow = math.sqrt(shortest / (height * width))
+    elif counted * rows * columns * side * side < shortest:
+        grow = math.sqrt(shortest / (frames * height * width))
         rows, columns = (math.ceil(one * grow / side) for one in (height, width))
     return rows * side, columns * side
+
+
+def limited(info: VisionInfo, rows: int) -> VisionInfo:
+    """The tower for pictures of at most `rows` rows, and of no more than the checkpoint's processor makes."""
+    of, counted = info.settings, info.settings["counted"]
+    side = of["patch"] * of["merge"]
+    longest = max(of["shortest"], min(of["most_pixels"], counted * rows * side * side))
+    found = most_rows(side, of["shortest"] / counted, longest / counted)
+    if info.video is not None:
+        found = max(found, most_rows(side, math.ceil(info.video.settings["shortest"] / of["frames"]), side * side))
+    return info.model_copy(update={"settings": {**of, "longest": longest}, "rows": found})
 
 
 def most_rows(side: int, shortest: float, longest: float) -> int:

@@ -37,9 +37,29 @@ def write_pair(folder: Path, out: Path, kind: gguf.GGMLQuantizationType = F32, *
 
     source = open_checkpoint(folder)
     tensors = {name: tensor for name, tensor in source.tensors.items() if not name.startswith("mtp.")}
-    write_gguf(replace(source, tensors=tensors, draft_head=None), out / "model.gguf", pre="gpt-2", more=sections)
+    text: Any = replace(source, tensors=tensors, draft_head=None)
+    text = _InHalves(text) if config["model_type"] == "glm_ocr" else text
+    write_gguf(text, out / "model.gguf", pre="gpt-2", more=sections)
     write_mmproj(folder, out / "mmproj-model.gguf", kind, **keys)
     return out / "model.gguf"
+
+
+class _InHalves:
+    """A checkpoint whose q and k have the rows of a head in halves, as llama.cpp's m-rope rotates them."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """As of the checkpoint."""
+        values = self._of.read(name)
+        if not name.endswith(("q_proj.weight", "k_proj.weight")):
+            return values
+        pairs = values.reshape(-1, self._of.config["head_dim"] // 2, 2, values.shape[1])
+        return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
 def write_mmproj(folder: Path, path: Path, kind: gguf.GGMLQuantizationType = F32, **keys: Any) -> Path:
@@ -159,10 +179,18 @@ def _qwen_pixels(writer: Any, processor: Any) -> None:
     writer.add_vision_max_pixels(processor["size"]["longest_edge"])
 
 
+def _add_glm_ocr(writer: Any, config: Any, vision: Any, processor: Any) -> None:
+    vision["image_size"] = 336
+    writer.add_clip_projector_type(KINDS.GLM4V)
+    writer.add_vision_use_silu(True)
+    writer.add_vision_attention_layernorm_eps(vision["rms_norm_eps"])
+    _qwen_pixels(writer, processor)
+
+
 _ADD: Mapping[str, Callable[..., None]] = {
     "gemma3": _add_gemma3, "smolvlm": _add_smolvlm, "mistral3": _add_mistral3, "internvl": _add_internvl,
     "gemma4": _add_gemma4, "lfm2_vl": _add_lfm2, **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _add_qwen2),
-    **dict.fromkeys(("qwen3_vl", "qwen3_5"), _add_qwen3),
+    **dict.fromkeys(("qwen3_vl", "qwen3_5"), _add_qwen3), "glm_ocr": _add_glm_ocr,
 }  # fmt: skip
 STORED = tuple(_ADD)  # the models whose towers are stored in GGUF
 
@@ -248,5 +276,5 @@ def _qwen(arrays: Any, config: Any) -> Arrays:
 
 _TENSORS: Mapping[str, Callable[[Any, Any], Arrays]] = {
     "gemma4": _gemma4, "internvl": _internvl, "lfm2_vl": _lfm2, "mistral3": _mistral3,
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"), _qwen),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm_ocr"), _qwen),
 }  # fmt: skip

@@ -147,6 +147,25 @@ def test_responses_have_pictures_in_messages_and_outputs_of_tools() -> None:
         messages_of_items([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}])
 
 
+def test_videos_are_parts_as_vllm_has_them() -> None:
+    """A file, or frames that commas separate; other addresses are refused."""
+
+    def read(url: Any) -> Any:
+        return plain_messages([{"role": "user", "content": [{"type": "video_url", "video_url": {"url": url}}]}])
+
+    where = "messages[0].content[0].video_url"
+    for url, data in (
+        ("data:video/mp4;base64,AAAA", b"\0\0\0"),
+        ("data:video/jpeg;base64,AAAA,AAAB", [b"\0\0\0", b"\0\0\1"]),
+        (b"fetched", b"fetched"),
+    ):
+        assert read(url)[0]["content"] == [{"type": "video", "video": data, "where": where}]
+    for url in ("data:image/png;base64,AAAA", "file:///etc/passwd", "data:video/mp4;base64,!", "https://a/b.mp4", 3):
+        words = "base64" if url == "data:video/mp4;base64,!" else "data:video"
+        with pytest.raises(ApiError, match=rf"messages\[0\].content\[0\].video_url: expected {words}"):
+            read(url)
+
+
 def test_a_model_that_sees_nothing_says_so_whatever_its_template_takes() -> None:
     body = {"messages": [{"role": "user", "content": [PART]}]}
     (refused,) = answers(FakeEngine(), ("/v1/chat/completions", body))

@@ -79,8 +79,11 @@ def test_pictures_come_from_the_address_that_was_checked() -> None:
         base = f"http://{HOST}:{server.server_port}"
         data = "data:image/png;base64,AAAA"
         given = messages(f"{base}/a.png#top", data, f"{base}/a.png#top", f"{base}/c")
+        given[0]["content"].insert(4, picture(f"{base}/c", kind="video_url"))
         (message,) = fetched(given, {HOST: ["127.0.0.1"]}, ("127.0.0.1",))
-        urls = [part["image_url"]["url"] for part in message["content"][:-1]]
+        *parts, video, _ = message["content"]
+        assert video["type"] == "video_url" and video["video_url"]["url"] == b""
+        urls = [part["image_url"]["url"] for part in parts]
         assert urls == [b"png", data, b"png", b""] and message["content"][-1] == given[0]["content"][-1]
         name = f"{HOST}:{server.server_port}"
         assert server.asked == [(name, "/a.png"), (name, "/b.png?x=1"), (name, "/c")]  # once for both

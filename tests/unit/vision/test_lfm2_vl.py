@@ -17,7 +17,7 @@ from mlcpipe.bundle import VisionInfo
 from mlcpipe.errors import ConfigError, UsageError
 from mlcpipe.vision import build_tower
 from mlcpipe.vision.processors import lfm2_vl
-from mlcpipe.vision.processors.torch_bilinear import bilinear
+from mlcpipe.vision.processors.torch_resize import bilinear
 from tests.models.sight_families import LFM2_VL
 
 RNG = np.random.default_rng(3)

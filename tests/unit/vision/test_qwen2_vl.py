@@ -24,7 +24,7 @@ from mlcpipe.nn import mrope
 from mlcpipe.runtime.serving.picture_positions import moved_by
 from mlcpipe.runtime.serving.sequence import ScheduledRequest, Sequence
 from mlcpipe.vision import build_tower
-from mlcpipe.vision.processors import glm_ocr, qwen2_5_vl, qwen2_vl
+from mlcpipe.vision.processors import glm_ocr, qwen2_5_vl, qwen2_vl, qwen3_vl
 from mlcpipe.vision.processors.picture import Picture
 from tests.models.sight_families import GLM_OCR
 
@@ -182,6 +182,27 @@ def test_what_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="rope_type" if "rope_parameters" in vision else next(iter(vision))):
             info_of(CONFIG, **vision)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl", "glm_ocr"])
+def test_pictures_have_2048_rows_if_nobody_asks_for_more(kind: str) -> None:
+    """As many as the checkpoint's processor makes, for which the library is compiled; they are never more."""
+    pictures = {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 1 << 19}}
+    whole = GLM_OCR.config if kind == "glm_ocr" else {
+        "model_type": kind, "hidden_size": 64, "text_config": {"hidden_size": 64},
+        "vision_config": {"hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4, "depth": 1,
+                          "deepstack_visual_indexes": [], "fullatt_block_indexes": []},
+    }  # fmt: skip
+    tower = build_tower(whole, pictures)
+    processor = {"qwen3_vl": qwen3_vl, "qwen2_5_vl": qwen2_5_vl, "glm_ocr": glm_ocr}[kind]
+    counted = tower.info.settings["counted"]
+    image = Image.new("RGB", (1000, 900))
+    (usual,), (most,) = (processor.prepare(image, one).layout for one in (tower.usual, tower.info))
+    assert 1900 < usual <= 2048 < tower.usual.largest == tower.info.rows and usual < most <= (1 << 13) // counted
+    (asked,) = processor.prepare(image, processor.limited(tower.usual, 3000)).layout
+    assert 2800 < asked <= 3000
+    assert processor.limited(tower.usual, 1 << 14) == tower.info.model_copy(update={"largest": tower.info.rows})
+    assert tower.bounds()["t"] == tower.info.rows
 
 
 def test_there_are_never_more_rows_than_the_manifest_says() -> None:

@@ -353,6 +353,48 @@ def tiny_bundles(own_cache: Path, shared: Path) -> Bundles:
     return Bundles(folder / "checkpoint", folder)
 
 
+# Layers of two kinds, whose pages are in two groups; of three stages the one in the middle has one of them alone.
+WINDOWS = TinyLlama(
+    layers=4,
+    tied=False,
+    config={
+        "model_type": "cwm",
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "rope_scaling": None,
+    },
+)
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """Bundles of `WINDOWS`, by the layers of their stages; () is for one device. Read only: copy one to change it."""
+
+    checkpoint: Path
+
+    def __getitem__(self, stages: tuple[int, ...]) -> Path:
+        import mlcpipe
+
+        bundle = self.checkpoint.parent / f"stages{''.join(f'-{count}' for count in stages)}"
+        with FileLock(f"{bundle}.lock"), shared_work():
+            if not bundle.exists():
+                mlcpipe.compile(
+                    self.checkpoint, target=QUICK, quantization="q4f16_1", output=bundle, stages=stages or None
+                )
+        return bundle
+
+
+@pytest.fixture(scope="session")
+def cut_model(own_cache: Path, shared: Path) -> CutModel:
+    """A random model for one device and in stages, made by the first worker that asks."""
+    folder = shared / "cut"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "checkpoint.lock"):
+        if not (folder / "checkpoint").exists():
+            write_llama(folder / "checkpoint", WINDOWS)
+    return CutModel(folder / "checkpoint")
+
+
 @pytest.fixture(scope="session")
 def all_variants(tiny_bundles: Bundles) -> Bundles:
     """Bundles of `TinyLlama()` with every variant of this architecture. Read only."""

@@ -6,11 +6,14 @@ and their part of the table. Nothing here is trusted before it agrees.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from mlcpipe.bundle.manifest import MANIFEST, MAX_STAGES, Manifest, read_manifest
+from mlcpipe.bundle.integrity import file_info
+from mlcpipe.bundle.manifest import MANIFEST, MAX_STAGES, FileInfo, Manifest, read_manifest
 from mlcpipe.bundle.model_info import ModelInfo, StageInfo
 from mlcpipe.bundle.states import windows_of
 from mlcpipe.errors import BundleError, UsageError
@@ -47,7 +50,7 @@ def read_parts(directory: Path, manifest: Manifest, *, check_abi: bool = True) -
     parts = tuple(
         Part(directory / name, read_manifest(directory / name, check_abi=check_abi)) for name in manifest.stages
     )
-    end, count, windows = 0, manifest.model.num_layers, windows_of(manifest.states)
+    end, count = 0, manifest.model.num_layers
     alone = [has_experts_alone(part) for part in parts]
     last = parts[-2] if alone[-1] and len(parts) > 1 else parts[-1]
     if any(alone[:-1]) or alone == [True] or any(map(_calls, parts)) != alone[-1]:
@@ -64,18 +67,69 @@ def read_parts(directory: Path, manifest: Manifest, *, check_abi: bool = True) -
         elif stage.begin != end or not stage.begin < stage.end <= count:
             raise _broken(where, f"layers from {end} on, at most {count}", f"{stage.begin} to {stage.end}")
         end = stage.end
-        same = _SAME if part is not last else (*_SAME, "dtype", "kv_dtype")
-        wrong = [name for name in same if getattr(part.manifest.model, name) != getattr(manifest.model, name)]
-        if wrong or stage.windows != windows:
-            raise _broken(where, f"the model's {wrong[0] if wrong else 'windows'}", "another")
-        for name, info in part.manifest.files.items():
-            if manifest.files.get(f"{where.name}/{name}") != info:
-                raise _broken(directory, f"the hash of {where.name}/{name}", "none or another")
+        _check_part(directory, manifest, part, like=_SAME if part is not last else (*_SAME, "dtype", "kv_dtype"))
     if end != count:
         raise _broken(directory, f"stages of all {count} layers", f"{end}")
     if tuple(state for part in parts for state in part.manifest.states) != manifest.states:
         raise _broken(directory, "the states of its stages, in order", "others")
     return parts
+
+
+def read_stage(directory: Path, manifest: Manifest, index: int) -> Part:
+    """One stage of a bundle whose other stages may be on other machines; its files are not verified yet.
+
+    Raises UsageError for a bundle without that stage, BundleError for a stage that is not the manifest's.
+    """
+    if not 0 <= index < len(manifest.stages):
+        raise UsageError(
+            "the bundle lacks the stage", where=directory, expected=f"{len(manifest.stages)} stages", found=index + 1
+        )
+    name = manifest.stages[index]
+    listed, path = manifest.files.get(f"{name}/{MANIFEST}"), directory / name / MANIFEST
+    if listed is None or not path.is_file() or file_info(path) != listed:
+        raise _broken(directory, f"{name}/{MANIFEST} with the hash of the bundle's manifest", "none or another")
+    part = Part(directory / name, read_manifest(directory / name))
+    stage = stage_of(part.manifest)
+    if part.manifest.stages or stage is None or stage.alone or stage.calls:
+        raise _broken(part.folder, "a stage with all that its layers have", "a whole bundle, or experts elsewhere")
+    if not 0 <= stage.begin < stage.end <= manifest.model.num_layers:
+        raise _broken(part.folder, f"layers up to {manifest.model.num_layers}", f"{stage.begin} to {stage.end}")
+    _check_part(directory, manifest, part, like=_SAME)
+    return part
+
+
+def _check_part(directory: Path, manifest: Manifest, part: Part, like: Sequence[str]) -> None:
+    """Raise BundleError where a stage and the bundle differ in the files of the stage, or in these facts."""
+    where, stage = part.folder, stage_of(part.manifest)
+    wrong = [name for name in like if getattr(part.manifest.model, name) != getattr(manifest.model, name)]
+    if wrong or stage is None or stage.windows != windows_of(manifest.states):
+        raise _broken(where, f"the model's {wrong[0] if wrong else 'windows'}", "another")
+    for name, info in part.manifest.files.items():
+        if manifest.files.get(f"{where.name}/{name}") != info:
+            raise _broken(directory, f"the hash of {where.name}/{name}", "none or another")
+
+
+def files_of(manifest: Manifest, index: int | None = None) -> dict[str, FileInfo]:
+    """The files of stage `index` of a bundle, by path in the bundle; None: those that are of no stage."""
+    prefixes = [f"{name}/" for name in manifest.stages]
+    if index is not None:
+        return {path: info for path, info in manifest.files.items() if path.startswith(prefixes[index])}
+    return {path: info for path, info in manifest.files.items() if not path.startswith(tuple(prefixes))}
+
+
+def weights_digest(manifest: Manifest) -> str:
+    """A digest of what bundles of one model, alike cut and quantized, have in common wherever they were compiled.
+
+    So the hashes of libraries, and of the manifests that have these, are not in it; those of weights and texts are.
+    """
+    files = {
+        path: info.sha256
+        for path, info in manifest.files.items()
+        if PurePosixPath(path).name != MANIFEST and PurePosixPath(path).parent.name != "lib"
+    }
+    kept = {"format_version", "mlcpipe_version", "abi", "model", "quantization", "weight_layout", "states", "stages"}
+    described = {**manifest.model_dump(mode="json", include=kept), "files": files, "target": manifest.target.name}
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
 def has_experts_alone(part: Part) -> bool:

@@ -6,10 +6,10 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm_ffi
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verif
 from mlcpipe.bundle.manifest import VariantInfo
 from mlcpipe.bundle.memory import MIN_CONTEXT, context_that_fits, draft_head_bytes, one_sequence
 from mlcpipe.bundle.origin import note_foreign, origin_of
-from mlcpipe.bundle.stages import Part, check_whole, has_experts_alone, read_parts
+from mlcpipe.bundle.stages import Part, check_whole, files_of, has_experts_alone, read_parts, read_stage
 from mlcpipe.bundle.tasks import command_elsewhere
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.devices import kind_of, open_device
@@ -68,7 +68,8 @@ class LoadedBundle:
     among `params`: see `serving/token_tables.py`.
 
     In stages it is the last one, with the whole model's manifest; `stages` are all of them in order. `experts` are
-    those of some layers that are on a device of their own.
+    those of some layers that are on a device of their own. `elsewhere` are all stages but the last where these are
+    processes on other machines.
     """
 
     manifest: Manifest
@@ -81,6 +82,7 @@ class LoadedBundle:
     tables: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stages: tuple[LoadedBundle, ...] = ()
     experts: LoadedBundle | None = None
+    elsewhere: Any = None  # RemoteStages
 
     @property
     def in_order(self) -> tuple[LoadedBundle, ...]:
@@ -124,22 +126,59 @@ def load_bundle(
     stamps = env().cached("stamps")
     verify(path, manifest, deep=stamps is None, stamps=stamps)
     parts = read_parts(path, manifest)
-    places = []
-    for part, spec in zip(parts, _specs(device, parts)):
-        _check_system(part.folder, part.manifest)
-        variant = choose(part.manifest.target, env().cpu_variant)
-        places.append((part, variant, open_device(variant, spec)))
+    opened = [_opened(manifest, part, spec) for part, spec in zip(parts, _specs(device, parts))]
     asked = with_picture_rows(manifest, picture_rows)
-    context_length = _choose_context_length(
-        asked, context_length, [(part.manifest if manifest.stages else asked, where) for part, _, where in places]
+    context_length = choose_context_length(
+        asked, context_length, [(one.part.manifest if manifest.stages else asked, one.device) for one in opened]
     )
-    _check_origin(path, manifest)
-    loaded = [_load_part(*place, context_length, threads, progress, make_weights) for place in places]
+    _check_origin(path, manifest, manifest.files)
+    loaded = [load_part(one, context_length, threads, progress, make_weights) for one in opened]
     if not manifest.stages:
         return replace(loaded[0], manifest=asked)
     stages = [one for one, part in zip(loaded, parts) if not has_experts_alone(part)]
     experts = loaded[-1] if len(stages) < len(loaded) else None
     return replace(stages[-1], manifest=manifest, stages=tuple(stages), experts=experts)
+
+
+class OpenedPart(NamedTuple):
+    """A bundle, or a stage of one, with the variant and the device to run, before it is loaded."""
+
+    whole: Manifest
+    part: Part
+    variant: VariantInfo
+    device: Device
+
+
+def _opened(whole: Manifest, part: Part, spec: str | None) -> OpenedPart:
+    _check_system(part.folder, part.manifest)
+    variant = choose(part.manifest.target, env().cpu_variant)
+    return OpenedPart(whole, part, variant, open_device(variant, spec))
+
+
+def open_stage(path: Path, index: int, device: str | None) -> OpenedPart:
+    """Stage `index` of a bundle in a folder that may lack the files of the others, verified and on its device.
+
+    Raises BundleError, TargetError and UsageError as `load_bundle` does.
+    """
+    manifest = read_manifest(path)
+    part = read_stage(path, manifest, index)
+    stamps = env().cached("stamps")
+    verify(part.folder, part.manifest, deep=stamps is None, stamps=stamps)
+    opened = _opened(manifest, part, device)
+    _check_origin(path, manifest, files_of(manifest, index))
+    return opened
+
+
+def open_last(path: Path, device: str | None) -> tuple[tuple[Part, ...], OpenedPart]:
+    """All stages of a bundle, of whose earlier ones the folder needs manifests alone, and the last one as `open_stage`.
+
+    Raises BundleError, TargetError and UsageError as `load_bundle` does.
+    """
+    manifest = read_manifest(path)
+    verify(path, manifest.model_copy(update={"files": files_of(manifest)}))
+    opened = open_stage(path, len(manifest.stages) - 1, device)
+    _check_origin(path, manifest, files_of(manifest))
+    return read_parts(path, manifest), opened
 
 
 def _call_experts(call: Any, *arguments: Any) -> None:
@@ -167,12 +206,12 @@ def _specs(device: str | None, parts: Sequence[Part]) -> Sequence[str | None]:
     return specs
 
 
-def _load_part(
-    part: Part, variant: VariantInfo, where: Device, context_length: int, threads: int | None, progress: Progress,
-    make_weights: Callable[[Manifest, Device], dict[str, Any]] | None,
+def load_part(
+    opened: OpenedPart, context_length: int, threads: int | None, progress: Progress = SilentProgress(),
+    make_weights: Callable[[Manifest, Device], dict[str, Any]] | None = None,
 ) -> LoadedBundle:  # fmt: skip
     """Load the library and the weights of a bundle or a stage onto its device."""
-    path, manifest = part
+    _, (path, manifest), variant, where = opened
     library = _load_library(path, manifest, variant.name, where)
     weakref.finalize(library, tvm_runtime.release_pools)  # memory in use stays, also that of other engines
     running = own_threads(library.module, threads, library) or use_threads(threads)
@@ -192,8 +231,9 @@ def _load_part(
     )  # fmt: skip
 
 
-def _check_origin(path: Path, manifest: Manifest) -> None:
-    """Check that this user wrote a bundle in the cache; for another one without a signature, say that it will run.
+def _check_origin(path: Path, manifest: Manifest, read: Iterable[str]) -> None:
+    """Check that this user wrote a bundle in the cache, with the files that are read; for another one without a
+    signature, say that it will run.
 
     Raises BundleError, and SignatureError for a bad signature.
     """
@@ -202,7 +242,7 @@ def _check_origin(path: Path, manifest: Manifest) -> None:
         raise BundleError(f"the manifest lacks the bundle's {unlisted[0]}", where=path, next_step="delete this file")
     cache, folder = env().cache, path.resolve()
     if cache is not None and folder.is_relative_to(cache.resolve()):
-        for name in (MANIFEST, *manifest.files):
+        for name in (MANIFEST, *read):
             check_private(folder / name, cache.resolve(), BundleError)
         origin_of(path)
     else:
@@ -286,7 +326,7 @@ def _load_weights(
     return tensors, tables
 
 
-def _choose_context_length(manifest: Manifest, wanted: int | None, places: Sequence[tuple[Manifest, Device]]) -> int:
+def choose_context_length(manifest: Manifest, wanted: int | None, places: Sequence[tuple[Manifest, Device]]) -> int:
     """The context to serve, in tokens: `wanted`, or as many of the bundle's as fit in half of the free memory.
 
     `places`: the bundle, or its stages, with their devices. Raises UsageError for more than the bundle was compiled

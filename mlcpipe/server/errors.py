@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mlcpipe.errors import ComputeError, LongTextError, MlcpipeError, ResourceError
+from mlcpipe.runtime.remote.lane import StageLostError
 from mlcpipe.runtime.serving.interface import OverloadedError
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -85,6 +86,8 @@ def refused(error: MlcpipeError) -> ApiError:
     """The refusal for an error of mlcpipe: the caller's mistake, unless the machine or the model failed."""
     if isinstance(error, OverloadedError):
         return ApiError(503, str(error), code="overloaded", retry_after_s=error.retry_after_s)
+    if isinstance(error, StageLostError):
+        return ApiError(503, str(error), code="stage_ended", retry_after_s=5.0)
     if isinstance(error, ResourceError):
         return ApiError(503, str(error), code="out_of_memory", retry_after_s=5.0)
     if isinstance(error, ComputeError):

@@ -21,37 +21,28 @@ from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.serving.core import Core
 from mlcpipe.runtime.serving.stages import EarlierStages
-from tests.conftest import HYBRID, QUICK, TinyLlama, write_llama
+from tests.conftest import HYBRID, QUICK, WINDOWS, CutModel
 from tests.models.edits import edit
 from tests.models.stepping import Alone, Steps
 
 pytestmark = pytest.mark.full
 GREEDY = SamplingParams(temperature=0.0)
-LAYERS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-# Layers of two kinds, whose pages are in two groups; the stage in the middle has one of them alone.
-WINDOWS = TinyLlama(
-    layers=4,
-    tied=False,
-    config={"model_type": "cwm", "sliding_window": 24, "layer_types": LAYERS, "rope_scaling": None},
-)
 PROMPT = [(7 * place) % 250 for place in range(59)]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("stages") / "checkpoint", WINDOWS)
+def checkpoint(cut_model: CutModel) -> Path:
+    return cut_model.checkpoint
 
 
 @pytest.fixture(scope="module")
-def whole(checkpoint: Path) -> Path:
-    return mlcpipe.compile(checkpoint, target=QUICK, quantization="q4f16_1", output=checkpoint.parent / "whole")
+def whole(cut_model: CutModel) -> Path:
+    return cut_model[()]
 
 
 @pytest.fixture(scope="module")
-def cut(checkpoint: Path) -> Path:
-    return mlcpipe.compile(
-        checkpoint, target=QUICK, quantization="q4f16_1", output=checkpoint.parent / "cut", stages=[1, 2, 1]
-    )
+def cut(cut_model: CutModel) -> Path:
+    return cut_model[1, 2, 1]
 
 
 @pytest.fixture
@@ -203,7 +194,7 @@ def test_a_flipped_bit_of_a_stage(copied: Path) -> None:
         load_bundle(copied, 256, 1)
 
 
-def test_what_opens_no_stages(cut: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_opens_no_stages(cut: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for action, words in (
         (lambda: load_bundle(cut / "layers-0-0"), "the folder is one stage of a bundle"),
         (lambda: load_bundle(cut, device="cpu,cpu"), "one device for each of the bundle's 3 stages"),
@@ -211,7 +202,7 @@ def test_what_opens_no_stages(cut: Path, capsys: pytest.CaptureFixture[str]) -> 
     ):
         with pytest.raises(UsageError, match=words):
             action()
-    assert main(["package", str(cut), "-o", str(cut.parent / "out"), "--app", "cli"]) == 2
+    assert main(["package", str(cut), "-o", str(tmp_path / "out"), "--app", "cli"]) == 2
     assert "`mlcpipe package` takes no bundle in stages" in capsys.readouterr().err
     assert main(["inspect", str(cut)]) == 0
     shown = capsys.readouterr().out

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import ComputeError, MlcpipeError, UsageError, last_line, no_memory
+from mlcpipe.runtime.remote.lane import StageLostError
 from mlcpipe.runtime.sampler import Row, log_probabilities
 from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.canvas import Denoising
@@ -34,7 +35,7 @@ from mlcpipe.runtime.serving.interface import (
     check_pictures,
 )
 from mlcpipe.runtime.serving.message_borders import page_borders
-from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence
+from mlcpipe.runtime.serving.sequence import Finish, ScheduledRequest, Sequence, State
 from mlcpipe.runtime.serving.step import Event, PrefillRows, Step
 from mlcpipe.runtime.serving.whole_answer import WholeAnswer
 from mlcpipe.runtime.token_rules import RowRules
@@ -198,6 +199,8 @@ class AnswerLoop:
             self._computing = False
 
     def _step(self) -> bool:
+        if not self._core.ready():
+            return False
         scheduler = self._core.scheduler
         if self._draft_model is not None:
             self._draft_model.propose(scheduler)
@@ -208,6 +211,8 @@ class AnswerLoop:
             return False
         try:
             self._compute(step)
+        except StageLostError as error:
+            self._lose(error)
         except MlcpipeError as error:
             self._fail(step, error)
         except Exception as error:
@@ -388,6 +393,20 @@ class AnswerLoop:
             self._core.scheduler.cancel(sequence, Finish.ERROR)
             if answer is not None:
                 self._end(answer, "error", error)
+
+    def _lose(self, error: StageLostError) -> None:
+        """End all answers that have begun, as states of theirs are lost; those that wait stay in the queue."""
+        self._core.reset()
+        waiting = []
+        for answer in list(self.answers.values()):
+            sequence = answer.sequence
+            if sequence is not None and sequence.state is State.WAITING and not (sequence.computed or sequence.answer):
+                del self._of_sequence[sequence.id]  # numbers begin again
+                waiting.append(answer)
+            else:
+                self._end(answer, "error", error)
+        for answer in waiting:
+            self.begin(answer)
 
     def stats(self) -> EngineStats:
         """Counts and gauges of this moment."""

@@ -70,7 +70,7 @@ class Batching:
         self._core = Core(bundle, units, limits, adapter_blocks=adapter_blocks, swap_bytes=swap_bytes)
         source = draft_source(self._core, draft_model, kv_tokens, max_sequences) if drafts else None
         self._answers = AnswerLoop(self._core, drafts=drafts, draft_model=source, context_shift=context_shift)
-        self._scheduler, self._kv_tokens = self._core.scheduler, kv_tokens
+        self._kv_tokens = kv_tokens
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.together = threading.Lock()
         self._closing, self._door = threading.Event(), threading.Lock()  # no request is accepted while closing
@@ -106,9 +106,9 @@ class Batching:
 
     def check_queue(self) -> None:
         """As `ServingEngine.check_queue`."""
-        waiting = len(self._scheduler.admission.waiting) + self._commands.qsize()
+        waiting = len(self._core.scheduler.admission.waiting) + self._commands.qsize()
         if waiting >= self._core.limits.queue:
-            raise OverloadedError(f"{waiting} requests are waiting already", self._scheduler.retry_after_s())
+            raise OverloadedError(f"{waiting} requests are waiting already", self._core.scheduler.retry_after_s())
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """As `ServingEngine.submit`."""
@@ -215,7 +215,7 @@ class Batching:
             if self._answers.has_work:  # wait for a change, or a deadline
                 self._answers.wake()
                 with contextlib.suppress(queue.Empty):
-                    self._commands.get(timeout=_HELD_S if self._scheduler.held else _IDLE_S)()
+                    self._commands.get(timeout=_HELD_S if self._core.scheduler.held else _IDLE_S)()
             elif self._closing.is_set() and self._commands.empty():
                 return
 

@@ -112,6 +112,10 @@ class Core:
             pass
         scheduler.tree.evict([len(units.idle) for units in scheduler.pool.units])
 
+    def ready(self) -> bool:
+        """Whether a step can be computed now: False while stages on other machines are loaded again."""
+        return self.executor.earlier is None or self.executor.earlier.ready()
+
     def reset(self) -> None:
         """Forget all sequences, also those in progress, and everything that was computed."""
         model = self.bundle.manifest.model
@@ -154,11 +158,16 @@ class Core:
         """
         executor, parts = self.executor, []
         with self.bundle.device.errors():
+            prefill = None
             if step.decode:
-                parts.append(self._launch(_decode_rows(step), executor.decode(step.decode), waits))
+                decode = executor.decode(step.decode)
+                if step.prefill and self.bundle.elsewhere is not None:  # its stages compute ahead
+                    prefill = executor.prefill(step.prefill)
+                parts.append(self._launch(_decode_rows(step), decode, waits))
             if step.prefill:
                 scored = [rows for rows in step.prefill if rows.sequence.request.scored]
-                parts.append(self._launch(_prefill_rows(step), executor.prefill(step.prefill), waits, scored))
+                prefill = prefill or executor.prefill(step.prefill)
+                parts.append(self._launch(_prefill_rows(step), prefill, waits, scored))
             if not self._launching_waits:
                 waits()
             return [self._read(*part) for part in parts]

@@ -17,12 +17,13 @@ from mlcpipe.devices.base import Reused
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import step_threads
 from mlcpipe.runtime.loading import LoadedBundle
+from mlcpipe.runtime.remote.stages import RemoteStore
 from mlcpipe.runtime.serving.adapters import AdapterStore
 from mlcpipe.runtime.serving.batch import StepBuffer, decode_spans, prefill_spans
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.picture_rows import PictureRows
 from mlcpipe.runtime.serving.sequence import Sequence
-from mlcpipe.runtime.serving.stages import EarlierStages, Experts, Kind, experts_argument
+from mlcpipe.runtime.serving.stages import Earlier, EarlierStages, Experts, Kind, experts_argument
 from mlcpipe.runtime.serving.state_store import StateStore, UnitBytes
 from mlcpipe.runtime.serving.step import DecodeRows, PrefillRows
 from mlcpipe.runtime.serving.token_tables import TokenTables
@@ -71,16 +72,21 @@ class Executor:
             if adapter_blocks:
                 self.adapters = AdapterStore(bundle.manifest.model, bundle.device, adapter_blocks)
                 self._decode_adapted, self._prefill_adapted = vm["decode_adapted"], vm["prefill_adapted"]
-            self._stores = []
-            for part in bundle.in_order:
+            self._stores: list[StateStore | RemoteStore] = []
+            here = bundle.in_order if bundle.elsewhere is None else bundle.in_order[-1:]
+            if bundle.elsewhere is not None:
+                tables = [part.manifest.states for part in bundle.stages[:-1]]
+                self._stores += bundle.elsewhere.allocate(units, tables)
+            for part in here:
                 with part.device.errors():
                     self._stores.append(StateStore(part, self._table, units))
             self._places = [(store, index) for store in self._stores for index in range(len(store.table))]
             self.states: Any = self._stores[-1].tensors  # of the last stage, where there are several
-            self.earlier: EarlierStages | None = None
+            self.earlier: Earlier | None = bundle.elsewhere
             self.experts = None if bundle.experts is None else Experts(bundle.experts)
-            if bundle.stages:
-                self.earlier = EarlierStages(bundle.stages[:-1], self._stores[:-1], bundle.device, self.experts)
+            if bundle.stages and self.earlier is None:
+                own = [store for store in self._stores[:-1] if isinstance(store, StateStore)]
+                self.earlier = EarlierStages(bundle.stages[:-1], own, bundle.device, self.experts)
             # The logits of a forward of each kind, which one step computes in turn.
             self._logits, self._most_rows = [self._empty(first_rows or decode_rows) for _ in range(2)], decode_rows
             self._logits.append(self._logits[1])  # until one of its kind needs more
@@ -242,7 +248,7 @@ class Executor:
 
         return launch
 
-    def _overlapped(self, earlier: EarlierStages, pieces: abc.Sequence[abc.Sequence[PrefillRows]]) -> Forward:
+    def _overlapped(self, earlier: Earlier, pieces: abc.Sequence[abc.Sequence[PrefillRows]]) -> Forward:
         """The forward of prefill rows in pieces, of which each stage computes one while others compute theirs."""
         launches, last, begins, total = [], [], [], 0
         for rows in pieces:

@@ -99,7 +99,7 @@ def open_engine(
 def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
     """Bytes of the host for pages, apart from the KV cache, which is in the same memory on many devices."""
     states = bundle.manifest.states
-    if bundle.on_host or windows_of(states) != (0,) or slot_bytes(states):
+    if bundle.on_host or bundle.elsewhere is not None or windows_of(states) != (0,) or slot_bytes(states):
         if asked:
             found = "layers that lose tokens" if not bundle.on_host else bundle.place
             raise UsageError("--swap-bytes", expected="a model on a GPU whose layers keep all tokens", found=found)

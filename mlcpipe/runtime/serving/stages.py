@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import tvm_ffi
@@ -97,11 +97,11 @@ def experts_argument(part: LoadedBundle, experts: Experts | None) -> tuple[Any, 
     return (experts.called_by(part.device),)
 
 
-class _Stage:
-    """A stage that gives hidden states."""
+class Stage:
+    """A stage that gives hidden states f32[m, width]."""
 
     def __init__(self, part: LoadedBundle, store: StateStore, experts: Experts | None) -> None:
-        self.device, self.store, self._width = part.device, store, part.manifest.model.hidden_size
+        self.device, self.store, self.width = part.device, store, part.manifest.model.hidden_size
         self._experts = experts_argument(part, experts)
         self._functions = {kind: part.library.vm[kind] for kind in ("decode", "prefill")}
         with self.device.errors():
@@ -132,14 +132,60 @@ class _Stage:
         with self.device.errors():
             if count > self._handed.shape[0]:
                 self._handed = self._empty(1 << (count - 1).bit_length())
-            handed = tvm_runtime.view(self._handed, (count, self._width))
+            handed = tvm_runtime.view(self._handed, (count, self.width))
             self._begin(count if kind == "decode" else -1)
             self._functions[kind](rows, step, handed, self.store.tensors, *self._experts, params)
             self._begin(0)
         return handed
 
     def _empty(self, rows: int) -> Any:
-        return tvm_runtime.empty((rows, self._width), "float32", self.device.handle)
+        return tvm_runtime.empty((rows, self.width), "float32", self.device.handle)
+
+
+def pieces_of(rows: Sequence[PrefillRows], piece_rows: int) -> list[list[PrefillRows]]:
+    """The rows of a forward in up to 4 pieces of about one size, cut where pages end; or all of them in one.
+
+    Pieces have `piece_rows` or more. Rows that states in slots pass on from one to the next stay together.
+    """
+    total = sum(one.rows for one in rows)
+    count = min(4, total // piece_rows)
+    if count < 2 or any(one.sequence.next_slot >= 0 or one.canvas for one in rows):
+        return [list(rows)]
+    size = room = -(-total // count)
+    found: list[list[PrefillRows]] = [[]]
+    for one in rows:
+        begin, end = one.begin, one.begin + one.rows
+        while begin < end:
+            page = max((begin + room) // PAGE, begin // PAGE + 1) * PAGE
+            cut = end if end - begin <= room else min(page, end)
+            found[-1].append(PrefillRows(one.sequence, begin, cut - begin, one.drawing if cut == end else ()))
+            room, begin = room - (cut - begin), cut
+            if room < PAGE:
+                found, room = [*found, []], size
+    return [piece for piece in found if piece]
+
+
+class Earlier(Protocol):
+    """All stages but the last, here or elsewhere."""
+
+    @property
+    def transfers(self) -> Transfers:
+        """What crossed all borders."""
+
+    def ready(self) -> bool:
+        """Whether a forward can be computed now. Raises StageLostError for stages that do not come back."""
+
+    def pieces(self, rows: Sequence[PrefillRows]) -> list[list[PrefillRows]]:
+        """The rows of a prompt's forward in pieces that stages compute at the same time; or all of them in one."""
+
+    def prepare(self, kind: Kind, tokens: NDArray[np.int32], step: NDArray[np.int32], *, alone: bool = True) -> Any:
+        """A forward of tokens i32[m], for `run` or `run_ahead`. If not `alone`, others are prepared before those."""
+
+    def run(self, prepared: Any) -> Any:
+        """Hidden states f32[m, hidden] on the last stage's device."""
+
+    def run_ahead(self, pieces: Sequence[Any]) -> Generator[Any, None, None]:
+        """As `run` for each piece in order, while the stages compute later pieces. It is to be closed."""
 
 
 class EarlierStages:
@@ -152,7 +198,7 @@ class EarlierStages:
     def __init__(
         self, parts: Sequence[LoadedBundle], stores: Sequence[StateStore], last: Device, experts: Experts | None
     ) -> None:
-        self._stages = [_Stage(*each, experts) for each in zip(parts, stores)]
+        self._stages = [Stage(*each, experts) for each in zip(parts, stores)]
         self._devices = [*(stage.device for stage in self._stages), last]
         with last.errors():
             self._arriving = [*(stage.arriving for stage in self._stages), Reused(last, "float32")]
@@ -166,27 +212,13 @@ class EarlierStages:
         """What crossed all borders."""
         return Transfers(sum(one.rows for one in self._crossed), sum(one.nbytes for one in self._crossed))
 
-    def pieces(self, rows: Sequence[PrefillRows]) -> list[list[PrefillRows]]:
-        """The rows of a forward in up to 4 pieces of about one size, cut where pages end; or all of them in one.
+    def ready(self) -> bool:
+        """Always: they are in this process."""
+        return True
 
-        Rows that states in slots pass on from one to the next stay together.
-        """
-        total = sum(one.rows for one in rows)
-        count = min(4, total // self.piece_rows)
-        if not self.overlaps or count < 2 or any(one.sequence.next_slot >= 0 or one.canvas for one in rows):
-            return [list(rows)]
-        size = room = -(-total // count)
-        found: list[list[PrefillRows]] = [[]]
-        for one in rows:
-            begin, end = one.begin, one.begin + one.rows
-            while begin < end:
-                page = max((begin + room) // PAGE, begin // PAGE + 1) * PAGE
-                cut = end if end - begin <= room else min(page, end)
-                found[-1].append(PrefillRows(one.sequence, begin, cut - begin, one.drawing if cut == end else ()))
-                room, begin = room - (cut - begin), cut
-                if room < PAGE:
-                    found, room = [*found, []], size
-        return [piece for piece in found if piece]
+    def pieces(self, rows: Sequence[PrefillRows]) -> list[list[PrefillRows]]:
+        """As `pieces_of` where the stages overlap, else all rows in one."""
+        return pieces_of(rows, self.piece_rows) if self.overlaps else [list(rows)]
 
     def prepare(
         self, kind: Kind, tokens: NDArray[np.int32], step: NDArray[np.int32], *, alone: bool = True

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlcpipe.checkpoint import Checkpoint
     from mlcpipe.checkpoint.preview import Download
     from mlcpipe.compiler.automatic import Place
+    from mlcpipe.compiler.stage_plan import Room
     from mlcpipe.runtime.engine import Engine
 
 
@@ -147,6 +148,7 @@ def prepare_bundle(
     context: int | None = None,
     stages: Sequence[int] | None = None,
     device_memory_bytes: int | None = None,
+    rooms: Sequence[Room] | None = None,
     whole: bool = False,
     chosen: Callable[[Place], object] | None = None,
     placed: Callable[[Place], object] | None = None,
@@ -159,10 +161,10 @@ def prepare_bundle(
     `draft_head` and `mmproj` compile it with a draft head and a tower, as in `mlcpipe.compile`; a bundle is an error.
     `quick` is as there; `runs_here` is false if a browser or another machine runs the bundle.
     `task` is one of `mlcpipe.support.defaults`, `context` the asked one: a checkpoint that does not do that is refused
-    before it is downloaded or compiled. `stages` and `device_memory_bytes` are those of `load`;
-    with `whole`, `auto` cuts no model. `chosen`
-    receives the choice of `auto` for a checkpoint; without it the progress gets a note of it, if there is a GPU.
-    `placed` receives the place of any checkpoint, for `engine_device`.
+    before it is downloaded or compiled. `stages` and `device_memory_bytes` are those of `load`; `rooms` are those of
+    other machines, of which each has a stage and `device` and `target` name one; with `whole`, `auto` cuts no model.
+    `chosen` receives the choice of `auto` for a checkpoint; without it the progress gets a note of it, if there is a
+    GPU. `placed` receives the place of any checkpoint, for `engine_device`.
     Raises the errors of `load`.
     """
     from mlcpipe.compiler.automatic import Place
@@ -194,7 +196,9 @@ def prepare_bundle(
     for name in (target or LOCAL_TARGET).split(","):
         check_names(name, DEFAULT_QUANTIZATION if quantization is None else quantization, kv_cache_dtype)
     place = None
-    if target is not None and not runs_here:
+    if rooms is not None:
+        place = Place(",".join(room.target for room in rooms), devices=tuple(device.split(",")))
+    elif target is not None and not runs_here:
         place = Place(target)
     elif target is not None or device != AUTO or not runs_here:
         place = Place(  # before the work: does the device exist?
@@ -206,7 +210,7 @@ def prepare_bundle(
     wanted = Wanted(
         quantization, best, kv_cache_dtype, adapters, quick, runs_here, task, context, stages, device_memory_bytes,
         cuts=not (whole or quick or adapters or best or draft_head or mmproj) and runs_here,
-        mmproj=None if mmproj is None else str(mmproj),
+        mmproj=None if mmproj is None else str(mmproj), rooms=rooms,
     )  # fmt: skip
     bundle, place = _compiled(model, draft_head, wanted, place, progress)
     if placed is not None:
@@ -245,6 +249,7 @@ class Wanted:
     device_memory_bytes: int | None = None
     cuts: bool = False
     mmproj: str | None = None
+    rooms: Sequence[Room] | None = None
 
     @property
     def method(self) -> str | None:

@@ -22,7 +22,7 @@ from mlcpipe.host.versions import package_version, system_name
 from mlcpipe.support.defaults import DEFAULT_TARGET
 from mlcpipe.support.disk import folder_bytes
 from mlcpipe.support.env import env
-from mlcpipe.version import PINNED, __version__
+from mlcpipe.version import PINNED, RAY, __version__
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,6 +125,10 @@ def _machine(bandwidth: bool) -> Iterator[Finding]:
     if bandwidth:
         speed = read_bandwidth_gb_s(threads or physical)
         yield Finding("read bandwidth", "note", f"{speed:.1f} GB/s with {threads or physical} threads")
+    if (ray := package_version("ray")) is not None:
+        fits = ray.startswith(f"{RAY}.")
+        advice = "" if fits else "pip install 'mlcpipe[ray]'"
+        yield Finding("ray", "note", f"{ray}; `mlcpipe serve --ray` takes {RAY}", advice)
     folder = env().cache
     yield Finding("cache", "note", f"{folder}, {byte_size(folder_bytes(folder))}" if folder else "none: no home folder")
 

@@ -55,12 +55,16 @@ def serve_command(options: ServeOptions) -> None:
     from mlcpipe.server.run import check_tls, serve
 
     texts = [_system_message(path) for path in options.warm or ()]
-    if options.ray is not None:
+    if options.staged:
+        from mlcpipe.cli.serve_stages import one_machine_only, serve_stages
+
+        check_ray(one_machine_only(options), joins=True)
+    elif options.ray is not None:
         alone = {
             "prefixes": options.prefixes, "adapter-folder": options.adapter_folder,
             "allow-remote-images": options.allow_remote_images, "responses-store": options.responses_store,
         }  # fmt: skip
-        check_ray(**alone)
+        check_ray(alone)
         options = replace(options, threads=threads_of_each(options.ray, options.threads))
     if options.prefixes is not None:
         _make_folder(options.prefixes)
@@ -104,6 +108,13 @@ def serve_command(options: ServeOptions) -> None:
                 say(console, f"{curl}/v1/models{header}")
 
             serve(bound, lambda: several, rules, says_ready, drain_s, partial(create_app, serves="all", store=store))
+            return
+        if options.staged:
+
+            def says_staged(name: str) -> None:
+                say(console, f"{name} on {address}  (Ctrl-C stops the server)")
+
+            serve_stages(bound, options, texts, rules, namespaces, says_staged)
             return
         bundles = _prepared(options)
         manifest = manifest_of(bundles.own, **options.for_answers())

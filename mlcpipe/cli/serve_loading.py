@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ from mlcpipe.support.stage_options import first_of
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
     from mlcpipe.compiler.automatic import Place
+    from mlcpipe.runtime.loading import LoadedBundle
     from mlcpipe.server.kept_tokenizers import KeptTokenizers
     from mlcpipe.server.run import Loaded
     from mlcpipe.support.progress import Progress
@@ -91,8 +93,12 @@ def load(
     namespaces: Iterable[str],
     progress: Progress | None = None,
     tokenizers: KeptTokenizers | None = None,
+    opened: Callable[[], LoadedBundle] | None = None,
 ) -> Loaded:
-    """The engine with its adapters, warmed, and what stands beside it; `tokenizers` are those of earlier loads."""
+    """The engine with its adapters, warmed, and what stands beside it; `tokenizers` are those of earlier loads.
+
+    `opened` opens the first of `bundles` in place of `load_bundle`.
+    """
     from mlcpipe import Embedder
     from mlcpipe.runtime.loading import load_bundle
     from mlcpipe.runtime.serving.adapters import read_packed
@@ -109,8 +115,10 @@ def load(
     from tir_schedules.step_layout import RANK
 
     device, threads = bundles.device, options.threads
-    progress, rows = progress or SilentProgress(), options.picture_rows
-    bundle = load_bundle(bundles.own, options.context, threads, device, progress, picture_rows=rows)
+    if opened is None:
+        shown, rows = progress or SilentProgress(), options.picture_rows
+        opened = partial(load_bundle, bundles.own, options.context, threads, device, shown, picture_rows=rows)
+    bundle = opened()
     tokenizer = (tokenizers or KeptTokenizers()).open(bundles.own, bundle.manifest)
     smaller = None if bundles.drafts is None else open_draft_model(bundles.drafts, bundle, tokenizer, device)
     manifest = bundle.manifest

@@ -229,7 +229,9 @@ class ServeOptions:
     ray: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Serve with N processes of Ray Serve, each with the model and its share of the cores."
+            metavar="N",
+            help="Serve with N processes of Ray Serve, each with the model and its share of the cores. 1 with --stages "
+            "is one model on several machines of a Ray cluster: --stages 2, or 20,8 for the layers of each.",
         ),
     ] = None
     drain: Annotated[int, typer.Option(help="Seconds that answers have to finish after Ctrl-C or SIGTERM.")] = 30
@@ -282,6 +284,11 @@ class ServeOptions:
     def many(self) -> bool:
         """Whether models are loaded and unloaded while the server runs."""
         return len(self.model or ()) > 1 or bool(self.embed or self.models or self.ttl is not None)
+
+    @property
+    def staged(self) -> bool:
+        """Whether the stages of a model are on machines of a Ray cluster."""
+        return self.ray is not None and self.stages is not None
 
     @property
     def ttl_s(self) -> float | None:
@@ -340,8 +347,12 @@ class ServeOptions:
             raise UsageError("--share-prompts has no effect", expected="two keys or more", found=len(set(self.keys)))
         if self.adapter_folder and not self.keys:
             raise UsageError("--adapter-folder has no effect", expected="--api-key", found="no key")
-        if self.ray is not None and (self.stages is not None or "," in self.device):
-            raise UsageError("--ray", expected="a model on the CPU, in one piece", found=f"--device {self.device}")
+        if self.ray is not None and self.stages is None and "," in self.device:
+            raise UsageError(
+                "--ray", expected="a model on the CPU in one piece, or --stages", found=f"--device {self.device}"
+            )
+        if self.staged and self.ray != 1:
+            raise UsageError("--ray with --stages", expected="--ray 1: one model", found=f"--ray {self.ray}")
         _ = self.adapters
         self._check_many()
 

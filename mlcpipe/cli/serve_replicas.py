@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import UsageError
 from mlcpipe.host.versions import package_version
 from mlcpipe.loading import engine_device
-from mlcpipe.support.env import env, keep_ray_here
+from mlcpipe.support.env import env, join_ray, keep_ray_here
 from mlcpipe.version import RAY
 
 if TYPE_CHECKING:
@@ -19,12 +20,20 @@ if TYPE_CHECKING:
     from mlcpipe.server.guard import Rules
 
 
-def check_ray(**alone: object) -> None:
-    """Raises UsageError without the packages or with another Ray, and for an option that needs a single process."""
+def check_ray(alone: Mapping[str, object] = MappingProxyType({}), *, joins: bool = False) -> None:
+    """Raises UsageError without the packages or with another Ray, and for an option that needs a single process: one of
+    `alone`, by name, that was given.
+
+    `joins`: the processes are those of a cluster, not of this machine.
+    """
     given = next((name for name, value in alone.items() if value), None)
     if given is not None:
-        raise UsageError("--ray", expected="options of all replicas", found=f"--{given}")
-    keep_ray_here()
+        expected = "options that models in stages have" if joins else "options of all replicas"
+        raise UsageError("--ray with --stages" if joins else "--ray", expected=expected, found=f"--{given}")
+    if joins:
+        join_ray()
+    else:
+        keep_ray_here()
     installed = package_version("ray")
     if installed is not None and not installed.startswith(f"{RAY}."):
         raise UsageError(

@@ -146,12 +146,13 @@ class StagePlan:
 
 
 def plan(
-    rooms: Sequence[Room], costs: Sequence[Costs], counts: Sequence[int] | None = None
+    rooms: Sequence[Room], costs: Sequence[Costs], counts: Sequence[int] | None = None, *, even: bool = False
 ) -> tuple[PlannedStage, ...]:
     """Stages for rooms in the order of the layers; `costs` are those with the target of each room.
 
     `counts` are layers of each, instead of a choice. One room that holds the whole model, and is the fastest, is the
-    only stage. Raises ResourceError where something does not fit, UsageError for counts that are not the model's.
+    only stage; if `even`, all rooms have stages that take about equally long. Raises ResourceError where something does
+    not fit, UsageError for counts that are not the model's.
     """
     total = len(costs[0].layers)
     if counts is not None:
@@ -161,6 +162,8 @@ def plan(
         return _checked(rooms, costs, runs_of(counts, total), alone=isinstance(counts[-1], Experts))
     if total < len(rooms):
         raise UsageError("--device", expected=f"at most {total} devices, as the model has layers", found=len(rooms))
+    if even:
+        return _checked(rooms, costs, _even(rooms, costs))
     order = sorted(range(len(rooms)), key=lambda index: (-rooms[index].gb_s, index))
     alone = order[0]
     whole = PlannedStage(rooms[alone], range(total), costs[alone].of(range(total)), costs[alone].running)
@@ -186,6 +189,36 @@ def plan(
         used[room.memory] += chosen[index] * largest + edges.nbytes + cost.running
         left -= chosen[index]
     return _checked(rooms, costs, runs_of(chosen, total))
+
+
+def _even(rooms: Sequence[Room], costs: Sequence[Costs]) -> tuple[range, ...]:
+    """Runs of layers for all rooms, each in a memory of its own, of which the slowest takes as short as possible.
+
+    Where the model does not fit, the last room has what is too much.
+    """
+    total = len(costs[0].layers)
+
+    def ends(limit_s: float) -> list[int]:
+        """Where the runs end if each takes at most `limit_s` for a token, and what its memory holds."""
+        found: list[int] = []
+        for index, (room, cost) in enumerate(zip(rooms, costs)):
+            begin = found[-1] if found else 0
+            end = begin + 1
+            while end < total - (len(rooms) - index - 1):
+                more = PlannedStage(room, range(begin, end + 1), cost.of(range(begin, end + 1)), cost.running)
+                if more.token_s > limit_s or more.nbytes > room.free:
+                    break
+                end += 1
+            found.append(end)
+        return found
+
+    whole = [PlannedStage(room, range(total), cost.of(range(total)), cost.running) for room, cost in zip(rooms, costs)]
+    low, high = 0.0, max(one.token_s for one in whole)
+    for _ in range(40):  # halving: to a trillionth of the whole
+        middle = (low + high) / 2
+        low, high = (low, middle) if ends(middle)[-1] == total else (middle, high)
+    chosen = [*ends(high)[:-1], total]
+    return tuple(range(begin, end) for begin, end in zip([0, *chosen], chosen))
 
 
 def _with_experts_apart(rooms: Sequence[Room], costs: Sequence[Costs]) -> tuple[PlannedStage, ...] | None:
@@ -272,8 +305,10 @@ def plan_stages(
     kv_cache_dtype: str,
     context: int | None = None,
     counts: Sequence[int] | None = None,
+    *,
+    even: bool = False,
 ) -> StagePlan:
-    """A plan for a checkpoint, with room for `context` tokens, by default a useful number of them.
+    """A plan for a checkpoint, with room for `context` tokens, by default a useful number of them; `even` as in `plan`.
 
     Raises what `plan` raises, and ConfigError or TargetError for a model or target that has no stages.
     """
@@ -291,7 +326,7 @@ def plan_stages(
             table = stored_weights(checkpoint, target, recipe)
             known[target.name] = _costs(model, table, tokens, chunk)
     costs = [known[target.name] for target in targets]
-    return StagePlan(plan(rooms, costs, counts), tokens, models[0].facts.hidden_size)
+    return StagePlan(plan(rooms, costs, counts, even=even), tokens, models[0].facts.hidden_size)
 
 
 def _costs(model: LanguageModel, table: Sequence[Weight], context: int, chunk: int) -> Costs:

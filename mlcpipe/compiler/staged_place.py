@@ -10,7 +10,7 @@ from typing import Protocol
 from mlcpipe.bundle.stages import counts_of
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.automatic import Place
-from mlcpipe.compiler.stage_plan import StagePlan, gb_s_of, plan_stages, room_of
+from mlcpipe.compiler.stage_plan import Room, StagePlan, gb_s_of, plan_stages, room_of
 from mlcpipe.errors import ConfigError, MlcpipeError, ResourceError
 from mlcpipe.quantization.recipe import QuantizationRecipe
 from mlcpipe.support.atomic import atomic_write
@@ -35,6 +35,9 @@ class Asked(Protocol):
     @property
     def device_memory_bytes(self) -> int | None: ...
 
+    @property
+    def rooms(self) -> Sequence[Room] | None: ...
+
 
 def planned(
     place: Place,
@@ -46,15 +49,17 @@ def planned(
     """The place with its stages, or on one device where that holds the whole model.
 
     One device is then the only one of `devices`. `auto` takes the CPU alone where the model cannot be cut; its reason
-    for stages is in `why`. `key` names a file of the cache for these devices. Raises what `plan_stages` raises.
+    for stages is in `why`. `key` names a file of the cache for these devices. With `rooms`, those of other machines,
+    each has a stage. Raises what `plan_stages` raises.
     """
-    rooms = [
+    machines = asked.rooms is not None
+    rooms = asked.rooms or [
         room_of(spec, target, asked.device_memory_bytes, gb_s_of)
         for spec, target in zip(place.devices, place.target.split(","))
     ]
 
     def made(counts: Sequence[int] | None) -> StagePlan:
-        return plan_stages(checkpoint, rooms, quantization, asked.kv_cache_dtype, asked.context, counts)
+        return plan_stages(checkpoint, rooms, quantization, asked.kv_cache_dtype, asked.context, counts, even=machines)
 
     try:
         found = made(asked.stages)
@@ -65,7 +70,7 @@ def planned(
     if len(found.stages) == 1:
         room = found.stages[0].room
         return replace(place, target=room.target, devices=(room.spec,))
-    path = env().cache_dir / "stages" / key("stages")
+    path = env().cache_dir / "stages" / key("machines" if machines else "stages")
     if asked.stages is None:
         with suppress(MlcpipeError, OSError, UnicodeDecodeError):
             kept = made(counts_of(path.read_text(encoding="utf-8")[:1000]))

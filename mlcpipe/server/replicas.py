@@ -97,10 +97,11 @@ class Asked:
     prompt: str
 
 
-class Replica:
-    """A process with the model: a server's application without the guard, which is in front of all replicas."""
+class Answering:
+    """In a process with the model: a server's application without the guard, which is in front of all processes."""
 
-    async def __init__(self, load: Callable[[], Any], embeds: bool) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def begin(self, load: Callable[[], Any], *, embeds: bool = False) -> None:
+        """Load the model in a thread, and make the application."""
         app, _ = create_app(serves="embeddings" if embeds else "text")
         loaded = await asyncio.get_running_loop().run_in_executor(None, load)
         self._service = loaded.service()
@@ -117,9 +118,10 @@ class Replica:
         if self._service.engine.fault:
             raise RuntimeError(self._service.engine.fault)
 
-    def metrics(self) -> tuple[str, bytes]:
-        """The name of this replica, and its metrics in Prometheus's text format."""
-        return serve.get_replica_context().replica_id.unique_id, self._service.metrics.text()
+    def text_of_metrics(self) -> bytes:
+        """Its metrics in Prometheus's text format."""
+        text: bytes = self._service.metrics.text()
+        return text
 
     async def answer(self, asked: Asked) -> AsyncIterator[list[dict[str, Any]]]:
         """ASGI's messages of the response; those within a pause are sent together, the first two at once."""
@@ -148,6 +150,17 @@ class Replica:
                 _log.error("a request failed", exc_info=failed)
 
 
+class Replica(Answering):
+    """A process of Ray Serve."""
+
+    async def __init__(self, load: Callable[[], Any], embeds: bool) -> None:  # type: ignore[misc]  # Ray awaits it
+        await self.begin(load, embeds=embeds)
+
+    def metrics(self) -> tuple[str, bytes]:
+        """The name of this replica, and its metrics."""
+        return serve.get_replica_context().replica_id.unique_id, self.text_of_metrics()
+
+
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same response in fewer messages: joins successive bodies."""
     joined: list[dict[str, Any]] = []
@@ -162,6 +175,8 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 class Replicas:
     """Running replicas, as a server's service."""
+
+    ended = ("the replica that computed the answer ended", "replica_ended")
 
     def __init__(self, load: Callable[[], Any], count: int, drain_s: float, *, embeds: bool) -> None:
         """Start them, and wait until they are loaded. Raises ResourceError if that fails."""
@@ -214,6 +229,10 @@ class Replicas:
         """Metrics of all replicas, each with its name."""
         return merged(dict(self._handle.broadcast("metrics").results(timeout_s=_LAST_S)))
 
+    def answer(self, asked: Asked) -> Any:
+        """The messages of a response, for `async for`; `cancel` ends it."""
+        return self._handle.answer.remote(asked)
+
     async def forward(self, asked: Asked, receive: Any, send: Any) -> None:
         """Forward to a replica, until the client leaves. Raises ApiError before the first byte."""
         work = asyncio.ensure_future(self._relay(asked, send))
@@ -231,7 +250,7 @@ class Replicas:
 
     async def _relay(self, asked: Asked, send: Any) -> None:
         started, streams, events = False, False, 0
-        answer = self._handle.answer.remote(asked)
+        answer = self.answer(asked)
         try:
             async for messages in answer:
                 for message in messages:
@@ -246,7 +265,7 @@ class Replicas:
                 raise
             error = ApiError(503, "the server ended the request", code="cancelled", retry_after_s=5.0)
         except (RayError, RayServeException):
-            error = ApiError(503, "the replica that computed the answer ended", code="replica_ended", retry_after_s=1.0)
+            error = ApiError(503, self.ended[0], code=self.ended[1], retry_after_s=1.0)
         if not started:
             raise error
         if not streams:

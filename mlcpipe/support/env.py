@@ -2,7 +2,8 @@
 
 `VARIABLES` are for users. Others are set or read for libraries:
 
-RAY_…                set for Ray's processes by `mlcpipe serve --ray`: no usage statistics, loopback alone, a secret
+RAY_…                set for Ray's processes by `mlcpipe serve --ray`: no usage statistics, loopback alone, a secret;
+                     with --stages RAY_ADDRESS and RAY_AUTH_TOKEN are the user's, as Ray reads them
 VK_INSTANCE_LAYERS   read by the Vulkan loader: with VK_LAYER_KHRONOS_validation, that layer's messages become errors
 """
 
@@ -127,6 +128,11 @@ def keep_ray_here() -> None:
         "REPORTER_UPDATE_INTERVAL_MS": "60000",
     }
     os.environ.update({name: value for name, value in quiet.items() if name not in os.environ})
+
+
+def join_ray() -> None:
+    """Call before Ray is imported: it sends no statistics. Addresses and secrets are those of the user's cluster."""
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0")
 
 
 def name_a_home() -> None:

@@ -56,6 +56,7 @@ ROOT = Path(__file__).parents[3]
         (("--tls-cert", "no.pem", "--tls-key", "no.pem", "--port", 0), "no.pem"),
         (("--allow-origin", "localhost:3000", "--port", 0), "scheme://host"),
         (("--responses-store", "no/such/file", "--port", 0), "a file that can be written"),
+        (("--ray", 2, "--stages", 2, "--port", 0), "expected --ray 1: one model; found --ray 2"),
     ],
     ids=[
         "model",
@@ -72,6 +73,7 @@ ROOT = Path(__file__).parents[3]
         "tls",
         "origin",
         "store",
+        "stages",
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[object, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:

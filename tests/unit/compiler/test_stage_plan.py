@@ -60,6 +60,22 @@ def test_by_hand() -> None:
         plan((GPU, CPU), [COSTS, COSTS], (8, 8))
 
 
+def machines(*gb_s: float, free: int = 64 * GB) -> list[Room]:
+    return [Room(f"10.0.0.{index}", "a processor", "cpu", free, f"m{index}", rate) for index, rate in enumerate(gb_s)]
+
+
+def test_machines_share_the_layers_by_their_speed() -> None:
+    """The last one has the output matrix, which is read as four layers are; every machine has a layer."""
+    assert counts(plan(machines(40, 40), [COSTS] * 2, even=True)) == [10, 6]
+    assert counts(plan(machines(80, 40, 40), [COSTS] * 3, even=True)) == [10, 5, 1]
+    assert counts(plan(machines(400, 1), [COSTS] * 2, even=True)) == [15, 1]
+    assert counts(plan(machines(1, 400), [COSTS] * 2, even=True)) == [1, 15]
+    small = machines(40, 40, free=13 * GB)  # 9 layers of 1.1 GB, and the rest
+    assert counts(plan(small, [COSTS] * 2, even=True)) == [9, 7]
+    with pytest.raises(ResourceError, match=r"layers 6 to 15 of the model do not fit in 10\.0\.0\.1"):
+        plan(machines(40, 40, free=10 * GB), [COSTS] * 2, even=True)
+
+
 def test_devices_of_one_memory_share_it() -> None:
     small = replace(CPU, free=20 * GB)
     with pytest.raises(ResourceError, match="do not fit in cpu:0"):
@@ -100,7 +116,7 @@ def test_the_only_device_of_a_plan_is_the_one_that_runs(
 ) -> None:
     """Of two cards the second is the faster one, and holds the whole model: it is not the first of its kind."""
     rooms = [replace(GPU, spec=f"card:{i}", memory=f"card:{i}", target="cpu", gb_s=100.0 * (i + 1)) for i in range(2)]
-    asked = SimpleNamespace(kv_cache_dtype="f32", context=64, stages=None, device_memory_bytes=None)
+    asked = SimpleNamespace(kv_cache_dtype="f32", context=64, stages=None, device_memory_bytes=None, rooms=None)
     monkeypatch.setattr(staged_place, "room_of", lambda spec, *_: rooms[int(spec[-1])])
     monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path))
     place = Place("cpu,cpu", devices=("card:0", "card:1"))

@@ -29,6 +29,7 @@ from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError, Requ
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.open_drafts import draft_source
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
+from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Finish
 
 _IDLE_S = 0.05  # until the next plan, if no sequence can continue
@@ -80,6 +81,11 @@ class Batching:
         self._thread.start()
 
     @property
+    def _scheduler(self) -> Scheduler:
+        """The core's: another one after the loss of a stage."""
+        return self._core.scheduler
+
+    @property
     def context_length(self) -> int:
         """Most tokens of a prompt and its answer together."""
         return self._answers.context_length
@@ -106,9 +112,9 @@ class Batching:
 
     def check_queue(self) -> None:
         """As `ServingEngine.check_queue`."""
-        waiting = len(self._core.scheduler.admission.waiting) + self._commands.qsize()
+        waiting = len(self._scheduler.admission.waiting) + self._commands.qsize()
         if waiting >= self._core.limits.queue:
-            raise OverloadedError(f"{waiting} requests are waiting already", self._core.scheduler.retry_after_s())
+            raise OverloadedError(f"{waiting} requests are waiting already", self._scheduler.retry_after_s())
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """As `ServingEngine.submit`."""
@@ -215,7 +221,7 @@ class Batching:
             if self._answers.has_work:  # wait for a change, or a deadline
                 self._answers.wake()
                 with contextlib.suppress(queue.Empty):
-                    self._commands.get(timeout=_HELD_S if self._core.scheduler.held else _IDLE_S)()
+                    self._commands.get(timeout=_HELD_S if self._scheduler.held else _IDLE_S)()
             elif self._closing.is_set() and self._commands.empty():
                 return
 

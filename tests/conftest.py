@@ -278,18 +278,6 @@ def quick_launches() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_runtime() -> Iterator[None]:
-    """The runtime without Python is compiled without optimizations, which take half of the time, in this process."""
-    from mlcpipe.compiler import native_runtime
-
-    with pytest.MonkeyPatch.context() as patch:
-        if not OPTIMIZED:
-            flags = ("-O0" if flag == "-Os" else flag for flag in native_runtime._CXX)
-            patch.setattr(native_runtime, "_CXX", tuple(flags))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def watched_vulkan() -> Iterator[None]:
     """Vulkan is under the validation layer, whichever test uses it first."""
     from tests.vulkan.watch import watched

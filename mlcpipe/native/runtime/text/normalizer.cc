@@ -118,7 +118,7 @@ class Rewriter {
 
   // `part` in the place of the bytes from `begin` to `end`, of which there are some.
   void Put(std::string_view part, size_t begin, size_t end) {
-    Span origin{};
+    TextSpan origin{};
     if (made_.has_origins) origin = {text_->origins[begin].begin, text_->origins[end - 1].end};
     made_.Append(part, origin);
   }
@@ -173,13 +173,13 @@ void ToNormalForm(const TokenizerTables& tables, const Step& step, ChangingText*
 
 void ChangingText::Prepend(std::string_view begin) {
   if (has_origins) {
-    Span first = origins.empty() ? Span{} : origins.front();
+    TextSpan first = origins.empty() ? TextSpan{} : origins.front();
     origins.insert(origins.begin(), begin.size(), first);
   }
   text.insert(0, begin);
 }
 
-void ChangingText::Append(std::string_view part, Span origin) {
+void ChangingText::Append(std::string_view part, TextSpan origin) {
   text += part;
   if (has_origins) origins.insert(origins.end(), part.size(), origin);
 }

@@ -13,18 +13,18 @@
 namespace mlcpipe {
 
 // Bytes of the text that a caller gave.
-struct Span {
+struct TextSpan {
   uint32_t begin, end;
 };
 
 // A text that is changed, and where each of its bytes comes from, if that is asked.
 struct ChangingText {
   std::string text;
-  std::vector<Span> origins;
+  std::vector<TextSpan> origins;
   bool has_origins = false;
 
   void Prepend(std::string_view begin);
-  void Append(std::string_view part, Span origin);
+  void Append(std::string_view part, TextSpan origin);
 };
 
 // Changes `text` by all steps.

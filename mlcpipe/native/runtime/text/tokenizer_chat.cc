@@ -99,18 +99,18 @@ class ApartEncoder {
       if (!(tables_.flags[encoding.ids[i]] & TokenizerTables::kControl)) continue;
       const uint32_t* at = std::find(tables_.control.begin(), tables_.control.end(), encoding.ids[i]);
       if (at == tables_.control.end()) continue;
-      Span span = encoding.spans[i];
+      TextSpan span = encoding.spans[i];
       if (trims && tables_.settings.trims_spaces) span = Trimmed(text, span, i == 0);
       found.push_back({span.begin, span.end, static_cast<size_t>(at - tables_.control.begin())});
     }
     return found;
   }
 
-  Span Trimmed(std::string_view text, Span span, bool first) const {
+  TextSpan Trimmed(std::string_view text, TextSpan span, bool first) const {
     auto space = [&](size_t at) {
       return tables_.patterns.classes.Has(tables_.settings.space_class, utf8::Next(text, &at));
     };
-    Span made = span;
+    TextSpan made = span;
     size_t count = 0, next = span.begin;
     while (next < span.end && space(next)) {
       utf8::Next(text, &next);

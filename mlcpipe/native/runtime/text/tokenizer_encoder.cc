@@ -92,7 +92,7 @@ ChangingText Encoder::Copy(const Part& part) const {
   copy.text = part.text;
   copy.has_origins = with_spans_;
   for (uint32_t i = 0; with_spans_ && i < part.text.size(); ++i) {
-    copy.origins.push_back(part.origins ? part.origins[i] : Span{part.offset + i, part.offset + i + 1});
+    copy.origins.push_back(part.origins ? part.origins[i] : TextSpan{part.offset + i, part.offset + i + 1});
   }
   return copy;
 }
@@ -156,7 +156,7 @@ void Encoder::Change(size_t step, const Part& part) {
       utf8::Append(&replaced, CharOf(static_cast<uint8_t>(part.text[at])));
     }
     auto place = static_cast<uint32_t>(part.offset + at);
-    text.Append(replaced, part.origins ? part.origins[at] : Span{place, place + 1});
+    text.Append(replaced, part.origins ? part.origins[at] : TextSpan{place, place + 1});
   }
   bool wanted = change.kind == Step::kPrefixSpace ||
                 (change.kind == Step::kMetaspace && text.text.compare(0, prefix.size(), prefix) != 0 &&

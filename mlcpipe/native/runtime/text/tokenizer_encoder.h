@@ -15,7 +15,7 @@ namespace mlcpipe {
 
 struct Encoding {
   std::vector<uint32_t> ids;
-  std::vector<Span> spans;  // of each token in the text, where they are asked for
+  std::vector<TextSpan> spans;  // of each token in the text, where they are asked for
 };
 
 class Encoder {
@@ -34,7 +34,7 @@ class Encoder {
   // A part of the text, perhaps changed. Where spans are asked for, `origins` has those of a changed one's bytes.
   struct Part {
     std::string_view text;
-    const Span* origins;
+    const TextSpan* origins;
     uint32_t offset;  // in the whole text, of a part that is not changed
     bool first;       // whether it begins the whole text
 

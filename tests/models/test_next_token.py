@@ -124,7 +124,7 @@ def add_head(checkpoint: Path, head: Head, names: dict[str, str]) -> None:
     save_file({**load_file(file), **head.tensors(names)}, file, metadata={"format": "pt"})
 
 
-USUAL = ("qwen3_5_text", "mimo_v2_flash", "bailing_hybrid", "mellum")
+USUAL = ("bailing_hybrid", "mellum")
 HEADS = [
     *(pytest.param((name, False), marks=() if name in USUAL else pytest.mark.everything) for name in CASES),
     ("qwen3_5_text", True),

@@ -174,7 +174,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"image_std": ["a", "b", "c"]}, "image_std.*an array of 3 numbers"),
     ({"image_std": [0.5, float("inf"), 0.5]}, "image_std.*three numbers"),
     ({"projector__scale_factor": 0}, "scale_factor.*an integer from 1"),
-    ({"projector_type": "ldp"}, "projector_type.*gemma3, gemma4v, idefics3.*found 'ldp'"),
+    ({"projector_type": "ldp"}, "projector_type.*gemma3, gemma4v, glm4v, idefics3.*found 'ldp'"),
 ]
 
 

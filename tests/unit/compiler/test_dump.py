@@ -74,7 +74,7 @@ def test_companions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytes
         text = f"companions = {companions}\n{EXACT}"
         (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = dumped(compiled(tmp_path, monkeypatch, "board.toml", "q0f32"))
+    found = dumped(compiled(tmp_path, monkeypatch, "board.toml", "auto"))
     for name in ("board", "other"):
         (variant,) = compiled_variants(load_target("cpu-native"))
         assert found[f"{name}/{pipeline.MODEL.name}"] == files(pipeline.MODEL)

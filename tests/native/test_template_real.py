@@ -39,7 +39,7 @@ def test_texts_and_refusals_are_those_of_python(library: ctypes.CDLL, sources: d
     assert min(total.values()) > real_templates.COUNT * count // 100
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.everything)])
+@pytest.mark.parametrize("count", [15, pytest.param(20, marks=pytest.mark.everything)])
 def test_contents_are_marked_as_in_python(library: ctypes.CDLL, sources: dict[str, str], count: int) -> None:
     for seed, source in enumerate(sources.values()):
         compare_marked(library, source, conversations(seed, count))

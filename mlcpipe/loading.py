@@ -17,6 +17,7 @@ from mlcpipe.support.env import env
 from mlcpipe.support.files import local_path
 from mlcpipe.support.private import private_folder
 from mlcpipe.support.progress import Progress, SilentProgress, console_progress
+from mlcpipe.support.resources import demo_model_path, model_title
 from mlcpipe.support.stage_options import check_stages, first_of, pairs
 
 if TYPE_CHECKING:
@@ -292,7 +293,6 @@ def _compiled(
     from mlcpipe.checkpoint.gguf.mmproj import with_mmproj
     from mlcpipe.compiler.automatic import choose
     from mlcpipe.quantization.recipe import recipe_name
-    from mlcpipe.support.resources import demo_model_path
 
     cache, title = env().cache_dir, model_title(model)
     private_folder(cache / "bundles")  # a cache that cannot be is known before the work
@@ -360,15 +360,6 @@ def _check_bundle_task(bundle: Path, task: str, title: str) -> None:
 
         manifest = read_manifest(bundle, check_abi=False)  # which opening it checks
         check_task(task, title, embeds=manifest.model.embedding is not None, hears=manifest.model.speech is not None)
-
-
-def model_title(model: str | Path | None) -> str:
-    """The model's name for people."""
-    from mlcpipe.support.resources import seeing_model_path
-
-    if model is None:
-        return "the demo model"
-    return "the demo model that sees" if str(model) == str(seeing_model_path()) else str(model)
 
 
 def engine_device(device: str, place: Place | None = None) -> str | None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from mlcpipe import devices
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import UsageError
-from mlcpipe.loading import bundle_of, model_title, prepare_bundle
+from mlcpipe.loading import bundle_of, prepare_bundle
 from mlcpipe.support.defaults import AUTO, CHAT
 from mlcpipe.support.progress import console_progress
+from mlcpipe.support.resources import model_title
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -42,6 +42,13 @@ def seeing_model_path() -> Path:
     return installed if installed.is_dir() else _SOURCE_TREE / "apps" / "demo_model" / "seeing"
 
 
+def model_title(model: str | Path | None) -> str:
+    """The model's name for people; None is the default checkpoint."""
+    if model is None:
+        return "the demo model"
+    return "the demo model that sees" if str(model) == str(seeing_model_path()) else str(model)
+
+
 def chat_page_path() -> Path:
     """The built chat page, or its source folder in a source tree."""
     installed = _INSTALLED / "chat_page"

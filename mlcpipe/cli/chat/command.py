@@ -33,10 +33,11 @@ from mlcpipe.cli.options import (
 )
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.errors import UsageError, naming
-from mlcpipe.loading import engine_device, model_title, prepare_bundle
+from mlcpipe.loading import engine_device, prepare_bundle
 from mlcpipe.support.defaults import AUTO, CHAT, THINKING_EFFORTS, WRITE
 from mlcpipe.support.env import env
 from mlcpipe.support.progress import console_progress
+from mlcpipe.support.resources import model_title, seeing_model_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,8 +178,6 @@ def chat_command(
         raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
     console = stderr_console()
     if model is None and image:
-        from mlcpipe.support.resources import seeing_model_path
-
         model = str(seeing_model_path())
         say(console, "Without MODEL, a toy answers that knows a few shapes, colours and digits.", style="dim")
     question = question_of(prompt, as_json=as_json, console=console)

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench.bench_native_serving import PORT, running
 from bench.bench_peers import count
-from bench.bench_serving import Level, Prompts, calibrate, lengths, measure
+from bench.bench_serving import Level, calibrate, lengths, measure, unseen
 from bench.program import command_line, run_program
 from bench.serving_client import Target, first_model
 from mlcpipe.bundle import read_manifest
@@ -55,18 +55,13 @@ async def _levels(urls: list[str], options: Namespace) -> dict[int, list[list[Le
         for round_ in range(options.rounds):
             levels = []
             for name, target, make in zip(_NAMES, targets, prompts):
-                level = await measure(target, options, _new(make, f"{clients} {round_}"), "clients", clients)
+                level = await measure(target, options, unseen(make, f"{clients} {round_}"), "clients", clients)
                 if level.failed or level.first is None:
                     raise ResourceError("requests failed", where=name, found=level.failed)
                 print(f"{clients} clients, {name}: {level.tokens_per_s:.2f} tokens/s", file=sys.stderr)
                 levels.append(level)
             found.setdefault(clients, []).append(levels)
     return found
-
-
-def _new(make: Prompts, first: str) -> Prompts:
-    """Prompts that no server has seen: they begin otherwise."""
-    return lambda tokens, source: f"{first} {make(tokens, source)}"
 
 
 def main() -> None:

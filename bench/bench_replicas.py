@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench.bench_native_serving import PORT, running
 from bench.bench_peers import count
-from bench.bench_serving import Prompts, calibrate, lengths, measure
+from bench.bench_serving import calibrate, lengths, measure, unseen
 from bench.program import command_line, run_program
 from bench.serving_client import Target, first_model
 from mlcpipe.cli.terminal import stdout_console
@@ -38,18 +38,13 @@ async def _requests_per_s(urls: list[str], options: Namespace) -> dict[str, list
         for round_ in range(options.rounds):
             rates = []
             for name, target, make in zip(_NAMES, targets, prompts):
-                level = await measure(target, options, _new(make, f"{load} {round_}"), "clients", options.clients)
+                level = await measure(target, options, unseen(make, f"{load} {round_}"), "clients", options.clients)
                 if level.failed:
                     raise ResourceError("requests failed", where=name, found=level.failed)
                 print(f"{load} {name}: {level.requests_per_s:.2f} requests/s", file=sys.stderr)
                 rates.append(level.requests_per_s)
             found.setdefault(load, []).append(rates)
     return found
-
-
-def _new(make: Prompts, first: str) -> Prompts:
-    """Prompts that no server has seen: they begin otherwise."""
-    return lambda tokens, source: f"{first} {make(tokens, source)}"
 
 
 def main() -> None:

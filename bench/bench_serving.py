@@ -122,6 +122,11 @@ async def calibrate(target: Target, shared: int) -> Prompts:
     return prompt
 
 
+def unseen(make: Prompts, first: str) -> Prompts:
+    """Prompts that no server has seen: they begin otherwise."""
+    return lambda tokens, source: f"{first} {make(tokens, source)}"
+
+
 async def measure(
     target: Target, options: argparse.Namespace, prompts: Prompts, kind: str, number: float, schema: Any = None
 ) -> Level:

@@ -38,17 +38,22 @@ def open_image(source: Any, where: str = "the picture") -> Image.Image:
             raise UsageError(where, expected=expected, found=f"{source.dtype}{list(source.shape)}")
         flat = source[..., 0] if channels[0] == 1 and source.ndim == 3 else source
         return _upright(where, lambda: images.fromarray(np.ascontiguousarray(flat)))
+    data = bytes_of(source, where, MAX_BYTES, "a path, bytes, a PIL.Image or an array")
+    return _upright(where, lambda: images.open(io.BytesIO(data), formats=FORMATS), ours=True)
+
+
+def bytes_of(source: Any, where: str, max_bytes: int, expected: str) -> bytes:
+    """The content of a path, or bytes as they are. Raises UsageError for others, and for more than `max_bytes`."""
     if isinstance(source, (str, Path)):
         path = Path(source)
         if not path.is_file():
             raise UsageError(where, expected="a path of a file", found=str(source)[:200])
-        source = read_bounded(path, MAX_BYTES, UsageError)
+        source = read_bounded(path, max_bytes, UsageError)
     if not isinstance(source, (bytes, bytearray, memoryview)):
-        expected = "a path, bytes, a PIL.Image or an array"
         raise UsageError(where, expected=expected, found=type(source).__name__)
-    if len(source) > MAX_BYTES:
-        raise UsageError(where, expected=f"at most {MAX_BYTES >> 20} MiB", found=f"{len(source) >> 20} MiB")
-    return _upright(where, lambda: images.open(io.BytesIO(source), formats=FORMATS), ours=True)
+    if len(source) > max_bytes:
+        raise UsageError(where, expected=f"at most {max_bytes >> 20} MiB", found=f"{len(source) >> 20} MiB")
+    return bytes(source)
 
 
 def _upright(where: str, opened: Callable[[], Image.Image], *, ours: bool = False) -> Image.Image:

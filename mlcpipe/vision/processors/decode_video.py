@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlcpipe.errors import UsageError, last_line
-from mlcpipe.support.files import read_bounded
 from mlcpipe.support.pyav import frames_of, options, require_pyav
-from mlcpipe.vision.processors.decode import MAX_PIXELS, MAX_SIDE
+from mlcpipe.vision.processors.decode import MAX_PIXELS, MAX_SIDE, bytes_of
 from mlcpipe.vision.processors.frames import Frames, Pixels
 
 # Names of FFmpeg's demuxers: none of those that open other files or addresses, such as hls and concat.
@@ -36,17 +34,7 @@ def open_video(source: Any, where: str, choose: Choose) -> Frames:
     too large or too long, and where PyAV is missing.
     """
     av = require_pyav("videos", "sound,vision")
-    if isinstance(source, (str, Path)):
-        path = Path(source)
-        if not path.is_file():
-            raise UsageError(where, expected="a path of a file", found=str(source)[:200])
-        source = read_bounded(path, MAX_BYTES, UsageError)
-    if not isinstance(source, (bytes, bytearray, memoryview)):
-        expected = "a path, the bytes of a file, or a list of frames"
-        raise UsageError(where, expected=expected, found=type(source).__name__)
-    if len(source) > MAX_BYTES:
-        raise UsageError(where, expected=f"at most {MAX_BYTES >> 20} MiB", found=f"{len(source) >> 20} MiB")
-    data = bytes(source)
+    data = bytes_of(source, where, MAX_BYTES, "a path, the bytes of a file, or a list of frames")
     with _opened(av, data, where) as (container, stream):
         fps, pixels = float(stream.average_rate or stream.guessed_rate or _USUAL_FPS), stream.width * stream.height
         count = _counted(container, stream, where)
